@@ -1,0 +1,48 @@
+//! Every bound that sizes a table, a queue or a message, with its source.
+
+/// Data of one op on the wire and of one transaction in the store, in bytes: 1 MiB. Larger image requests are
+/// split, which is legal because a multi-block request is not one atomic action (RELIABILITY section 2.1).
+/// Chosen so that the 256 block checksums of an op fit into one 4 KiB record block.
+pub const OP_DATA_LEN_MAX: u32 = 1 << 20;
+/// The same in 4 KiB blocks.
+pub const OP_BLOCKS_MAX: usize = (OP_DATA_LEN_MAX / crate::units::BLOCK_SIZE) as usize;
+
+/// Data of one control message (map, admin command and answer), in bytes: 16 MiB. A map of 10,000 OSDs and
+/// 100,000 PGs takes about 3 MiB.
+pub const CONTROL_DATA_LEN_MAX: u32 = 16 << 20;
+
+/// Bytes kept for one connection before its peer has proven who it is (RELIABILITY section 4.1).
+pub const PREAUTH_BYTES_MAX: usize = 16 << 10;
+/// Time for the handshake, in milliseconds. Guessed: ten lost packets on a bad link.
+pub const HANDSHAKE_MS_MAX: u64 = 5_000;
+/// Connections of one process that have not finished their handshake.
+pub const PREAUTH_CONNECTIONS_MAX: usize = 256;
+/// Connections of one process in all.
+pub const CONNECTIONS_MAX: usize = 4096;
+
+/// Ops that one client may have in flight on one connection (credits). 128 × 1 MiB bounds the buffers.
+pub const CONNECTION_OPS_MAX: u32 = 128;
+/// Writes that one PG keeps in flight to its replicas; more wait at the primary.
+pub const PG_WRITES_IN_FLIGHT_MAX: usize = 128;
+/// Sessions whose op results one PG keeps; the lowest are dropped first and refused from then on.
+pub const PG_SESSIONS_MAX: usize = 1024;
+/// Op results that one PG keeps for one session: more than a client may have outstanding.
+pub const SESSION_RESULTS_MAX: usize = 1024;
+
+/// PGs of one pool. Ceph's own default cap is of this order.
+pub const POOL_PG_COUNT_MAX: u32 = 65_536;
+/// Copies of an object.
+pub const POOL_SIZE_MAX: u8 = 8;
+/// OSDs of a cluster.
+pub const OSDS_MAX: usize = 10_000;
+/// Shards of one OSD: one per reactor at most.
+pub const SHARDS_MAX: usize = 64;
+
+/// Object order of an image: 2^12 (4 KiB) to 2^25 (32 MiB), default 2^22 (4 MiB), as Ceph allows.
+pub const OBJECT_ORDER_MIN: u8 = 12;
+/// See [`OBJECT_ORDER_MIN`].
+pub const OBJECT_ORDER_MAX: u8 = 25;
+/// See [`OBJECT_ORDER_MIN`].
+pub const OBJECT_ORDER_DEFAULT: u8 = 22;
+/// Length of an image or pool name in bytes.
+pub const NAME_LEN_MAX: usize = 128;

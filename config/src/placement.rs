@@ -1,0 +1,1 @@
+//! Object → PG → ordered OSD set.

@@ -1,0 +1,1 @@
+//! Authenticated connections on top of a transport.

@@ -1,0 +1,174 @@
+//! Client operations (DESIGN section 3).
+
+use loligo_config::id::{CoreId, ObjectId, ObjectVersion, OpId, PgId};
+
+/// What an op does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u16)]
+pub enum OpKind {
+    /// Returns the data of the range; unwritten parts read as zero.
+    Read = 1,
+    /// Writes the data to the range.
+    Write = 2,
+    /// Frees whole blocks of the range, which then read as zero; parts of blocks stay untouched.
+    Discard = 3,
+    /// The range reads as zero afterwards; whole blocks are freed, parts of blocks are written.
+    WriteZeroes = 4,
+    /// Removes the object.
+    Remove = 5,
+    /// Returns which blocks of the range are allocated: data is a list of `ExtentEntry`, `version` the object's.
+    Extents = 6,
+    /// From now on `Notify` follows every change of the object, over this connection. Not kept over a reconnect.
+    Watch = 7,
+    /// Ends a watch.
+    Unwatch = 8,
+}
+
+impl OpKind {
+    /// Whether the op changes the object, so that it gets a version and its result is kept.
+    pub fn is_write(self) -> bool {
+        matches!(self, Self::Write | Self::Discard | Self::WriteZeroes | Self::Remove)
+    }
+}
+
+/// A condition on the object's version before the op.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Guard {
+    /// None.
+    #[default]
+    Any,
+    /// The object's last version is this one; [`ObjectVersion::NONE`]: the object does not exist. Compare-and-set.
+    Version(ObjectVersion),
+}
+
+/// Client → primary. `offset` and `len` in bytes within the object; `len` ≤ `limits::OP_DATA_LEN_MAX` for reads and
+/// writes, up to the object's size for the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpRequest {
+    /// The PG that the client computed.
+    pub pg: PgId,
+    /// The object.
+    pub object: ObjectId,
+    /// What to do.
+    pub kind: OpKind,
+    /// First byte.
+    pub offset: u32,
+    /// How many bytes.
+    pub len: u32,
+    /// Which op this is.
+    pub op: OpId,
+    /// The lowest op of this session that the client still waits for: results below it are dropped.
+    pub lowest_outstanding: u64,
+    /// The newest snapshot that the client knows; 0 when there is none.
+    pub snap_seq: u64,
+    /// Condition.
+    pub guard: Guard,
+    /// Whether this op was sent before: it may have been applied.
+    pub resent: bool,
+    /// Nanoseconds that it waited in the client before it was sent.
+    pub client_queue_ns: u32,
+}
+
+/// How an op ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[repr(u16)]
+pub enum OpStatus {
+    /// Done; a write is durable on every member of the acting set.
+    #[error("done")]
+    Done = 0,
+    /// The client's map is too old for this PG: get the epoch that the reply carries, and try again.
+    #[error("the map is too old")]
+    StaleEpoch = 1,
+    /// This OSD is not the primary of the PG in its newest map.
+    #[error("not the primary")]
+    NotPrimary = 2,
+    /// The PG does not serve now: try again after a new map or a while.
+    #[error("the PG is not active")]
+    NotActive = 3,
+    /// Too much in flight: try again.
+    #[error("busy")]
+    Busy = 4,
+    /// The guard does not hold; `version` is the object's. Nothing was changed.
+    #[error("the object has another version")]
+    VersionMismatch = 5,
+    /// No space. Nothing was changed.
+    #[error("no space left")]
+    NoSpace = 6,
+    /// The op makes no sense: beyond the object, wrong PG, too long.
+    #[error("invalid operation")]
+    Invalid = 7,
+    /// The data arrived damaged; nothing was changed.
+    #[error("damaged data")]
+    Damaged = 8,
+    /// No copy of these blocks can be read.
+    #[error("unrecoverable read error")]
+    MediaError = 9,
+    /// The session is fenced. Nothing was changed by this op from now on.
+    #[error("the session is fenced")]
+    Fenced = 10,
+    /// The PG does not know this session any more: whether a resent op was applied is unknown; an op that was not
+    /// sent before was not.
+    #[error("the session has expired")]
+    SessionExpired = 11,
+    /// The write's snapshot context is older than the newest cut.
+    #[error("the snapshot context is too old")]
+    StaleSnap = 12,
+}
+
+/// Where the time of one op went, in nanoseconds; each leg measured by one clock.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Residence {
+    /// Primary: from the frame's arrival to the reply's departure.
+    pub primary_ns: u32,
+    /// Primary: from arrival to submission of its own write and the sends.
+    pub submit_ns: u32,
+    /// Primary: its own device operation.
+    pub device_ns: u32,
+    /// The slowest replica's round trip as the primary sees it.
+    pub replica_ns: u32,
+    /// That replica's own residence time.
+    pub replica_residence_ns: u32,
+    /// That replica's device write.
+    pub replica_device_ns: u32,
+}
+
+/// Primary → client. For `Read` and `Extents` the data follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpReply {
+    /// Which op.
+    pub op: OpId,
+    /// How it ended.
+    pub status: OpStatus,
+    /// The version that a write made, or the object's last version.
+    pub version: ObjectVersion,
+    /// First byte of the range, as in the request: where the data's first block boundary is.
+    pub offset: u32,
+    /// Bytes of data.
+    pub len: u32,
+    /// The core that owns the PG: connect there.
+    pub core: CoreId,
+    /// Copies durable at this reply; 0 for reads.
+    pub copies: u8,
+    /// Where the time went.
+    pub residence: Residence,
+}
+
+/// One allocated run of blocks in the data of an `Extents` reply: 8 bytes, little-endian, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExtentEntry {
+    /// First block in the object.
+    pub block: u32,
+    /// How many blocks.
+    pub count: u32,
+}
+
+/// A watched object has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Notify {
+    /// Its PG.
+    pub pg: PgId,
+    /// The object.
+    pub object: ObjectId,
+    /// Its new version.
+    pub version: ObjectVersion,
+}

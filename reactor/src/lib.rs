@@ -1,0 +1,12 @@
+//! One polling loop per core, and the seams to the world.
+//!
+//! Reading order: [`env`] (the traits that the real and the simulated world implement), [`poller`]
+//! (what runs on a reactor), [`dma`] (buffers that devices and the network read and write),
+//! [`mailbox`] (messages between cores), [`os`] (the real world: loop, ring, clock, entropy, threads).
+#![deny(unsafe_code)]
+
+pub mod dma;
+pub mod env;
+pub mod mailbox;
+pub mod os;
+pub mod poller;

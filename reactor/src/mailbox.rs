@@ -1,0 +1,1 @@
+//! Bounded messages between reactors.
