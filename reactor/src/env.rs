@@ -302,3 +302,50 @@ pub trait Transport {
     /// Moves at most `budget` events to `inbox` and returns how many.
     fn poll(&mut self, budget: u32, inbox: &mut VecDeque<TransportEvent>) -> u32;
 }
+
+/// What a byte stream has to tell.
+#[derive(Debug)]
+pub enum StreamEvent {
+    /// A peer connected.
+    Accepted {
+        /// The new stream.
+        connection: ConnectionId,
+    },
+    /// Bytes arrived, in order.
+    Received {
+        /// Over which stream.
+        connection: ConnectionId,
+        /// The bytes.
+        data: SharedBuffer,
+    },
+    /// The send queue, full before, has room again.
+    Writable {
+        /// Of which stream.
+        connection: ConnectionId,
+    },
+    /// The stream has ended; nothing more comes from it.
+    Closed {
+        /// Which.
+        connection: ConnectionId,
+        /// Why.
+        reason: CloseReason,
+    },
+}
+
+/// Accepted byte streams (Unix or TCP sockets) for protocols that are not ours, such as NBD.
+pub trait Streams {
+    /// Queues bytes.
+    ///
+    /// # Errors
+    /// Returns the bytes when the send queue of the stream is full; `Writable` follows.
+    fn send(&mut self, connection: ConnectionId, data: SharedBuffer) -> Result<(), QueueFull<SharedBuffer>>;
+
+    /// Stops or resumes receiving: back-pressure. What is on its way is still delivered.
+    fn pause(&mut self, connection: ConnectionId, paused: bool);
+
+    /// Closes a stream after what was queued has been sent. `Closed` follows.
+    fn close(&mut self, connection: ConnectionId);
+
+    /// Moves at most `budget` events to `inbox` and returns how many.
+    fn poll(&mut self, budget: u32, inbox: &mut VecDeque<StreamEvent>) -> u32;
+}

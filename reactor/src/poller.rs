@@ -40,3 +40,10 @@ pub trait Poller {
     /// instead of parking (DESIGN section 2).
     fn expecting(&self) -> bool;
 }
+
+/// One turn of a loop that drives pollers: the real reactor's, or a simulator's. It lets code at the edges (command
+/// line, tests) wait for a passive component: turn until the answer is there.
+pub trait Turn {
+    /// Polls each once, then spins, yields or parks by the loop's rule.
+    fn turn(&mut self, pollers: &mut [&mut dyn Poller]);
+}
