@@ -34,6 +34,17 @@ pub struct BufferPool {
     inner: Rc<PoolInner>,
 }
 
+/// Where one slab of a pool is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlabInfo {
+    /// Its first byte.
+    pub base: *const u8,
+    /// Its length in bytes.
+    pub len: usize,
+    /// Whether it is in huge pages.
+    pub huge: bool,
+}
+
 #[derive(Debug)]
 struct PoolInner {
     limit: usize,
@@ -122,6 +133,18 @@ impl BufferPool {
     /// Whether all memory mapped so far is in huge pages.
     pub fn is_huge(&self) -> bool {
         self.inner.state.borrow().slabs.iter().all(|slab| slab.huge)
+    }
+
+    /// Whether `other` is a handle to the same pool.
+    pub fn is_same(&self, other: &BufferPool) -> bool {
+        Rc::ptr_eq(&self.inner, &other.inner)
+    }
+
+    /// One slab, by its index.
+    pub fn slab_info(&self, index: usize) -> Option<SlabInfo> {
+        let state = self.inner.state.borrow();
+        let slab = state.slabs.get(index)?;
+        Some(SlabInfo { base: slab.base.as_ptr().cast_const(), len: slab.len, huge: slab.huge })
     }
 
     /// Address and length of every slab, in the order of their indices (see [`SharedBuffer::slab`]); slabs are never
