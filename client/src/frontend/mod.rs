@@ -1,0 +1,3 @@
+//! Protocols that serve images to programs that are not ours.
+
+pub mod nbd;
