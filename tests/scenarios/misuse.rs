@@ -1,0 +1,168 @@
+//! Things done wrong: each a clear error, no panic, nothing changed.
+
+use anyhow::{Result, ensure};
+use loligo_tests::nbd::Command as Nbd;
+use loligo_tests::process::{Cluster, ClusterOptions, executable, wait_for};
+use loligo_tests::random::Random;
+use loligo_tests::workload::Writer;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+/// Runs a command that must fail within ten seconds, and returns what it said.
+fn refused(arguments: &[String]) -> Result<String> {
+    let mut child = Command::new(executable()?)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    let waited = wait_for("the command to end", Duration::from_secs(20), || Ok(child.try_wait()?.is_some()));
+    if waited.is_err() {
+        child.kill()?;
+    }
+    let Output { status, stdout, stderr } = child.wait_with_output()?;
+    let said = format!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
+    waited.map_err(|error| error.context(format!("loligo {arguments:?} said: {said}")))?;
+    ensure!(!status.success(), "loligo {arguments:?} must fail; it said: {said}");
+    ensure!(status.code().is_some(), "loligo {arguments:?} ended with {status}: {said}");
+    ensure!(!said.contains("panicked"), "loligo {arguments:?} panicked: {said}");
+    Ok(said)
+}
+
+fn strings(arguments: &[&str]) -> Vec<String> {
+    arguments.iter().map(|argument| argument.to_string()).collect()
+}
+
+fn says(said: &str, words: &[&str]) -> Result<()> {
+    for word in words {
+        ensure!(said.to_lowercase().contains(word), "{word:?} is missing in: {said}");
+    }
+    Ok(())
+}
+
+fn digest(path: &Path) -> Result<u32> {
+    let mut file = std::fs::File::open(path)?;
+    let mut crc = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi);
+    let mut buffer = vec![0; 1 << 20];
+    loop {
+        match file.read(&mut buffer)? {
+            0 => return Ok(crc.finalize() as u32),
+            len => crc.update(&buffer[..len]),
+        }
+    }
+}
+
+#[test]
+fn wrong_devices_ids_and_ports_are_refused_and_untouched() -> Result<()> {
+    let mut cluster = Cluster::start(ClusterOptions::default())?;
+    let other = Cluster::start(ClusterOptions { osds: 1, ..ClusterOptions::default() })?;
+    let free = "127.0.0.1:0";
+
+    let second = refused(&cluster.osd_arguments(0, &cluster.device(0), free))?;
+    says(&second, &["in use"])?;
+
+    cluster.kill_osd(2)?;
+    let before = digest(&cluster.device(2))?;
+    says(&refused(&cluster.osd_arguments(1, &cluster.device(2), free))?, &["osd.2", "osd.1"])?;
+    says(&refused(&cluster.osd_arguments(2, &cluster.device(2), cluster.osd_address(0)))?, &["in use", cluster.osd_address(0)])?;
+    says(&refused(&other.osd_arguments(2, &cluster.device(2), free))?, &["cluster"])?;
+    let device = cluster.device(2).display().to_string();
+    says(&refused(&strings(&["osd", "mkfs", "--id", "2", "--device", &device, "--mon", cluster.mon_address()]))?, &["--force"])?;
+    ensure!(digest(&cluster.device(2))? == before, "a refused command changed the device");
+
+    cluster.start_osd(2)?;
+    wait_for("osd.2 to be up again", Duration::from_secs(20), || {
+        Ok(cluster.json(&["status"])?["osdmap"]["num_up_osds"].as_u64() == Some(3))
+    })?;
+    cluster.check()
+}
+
+#[test]
+fn too_small_and_unsuitable_devices_are_refused() -> Result<()> {
+    let cluster = Cluster::start(ClusterOptions { osds: 1, ..ClusterOptions::default() })?;
+    let small = cluster.folder().join("small").display().to_string();
+    let mkfs = |device: &str, size: &str| {
+        strings(&["osd", "mkfs", "--id", "7", "--device", device, "--size", size, "--mon", cluster.mon_address()])
+    };
+    says(&refused(&mkfs(&small, "64K"))?, &["too small"])?;
+    ensure!(!Path::new(&small).exists(), "nothing half-done stays behind");
+    // procfs knows no direct I/O, on every kernel.
+    says(&refused(&strings(&["osd", "mkfs", "--id", "7", "--device", "/proc/version", "--mon", cluster.mon_address()]))?, &["/proc/version"])?;
+    says(&refused(&cluster.osd_arguments(7, Path::new("/nonexistent/device"), "127.0.0.1:0"))?, &["/nonexistent/device"])?;
+    let foreign = cluster.folder().join("foreign");
+    std::fs::write(&foreign, vec![0x5a; 64 << 20])?;
+    says(&refused(&cluster.osd_arguments(7, &foreign, "127.0.0.1:0"))?, &["not a loligo device"])?;
+    Ok(())
+}
+
+#[test]
+fn garbage_at_every_port_disturbs_nobody() -> Result<()> {
+    let mut cluster = Cluster::start(ClusterOptions::default())?;
+    let image = cluster.make_image("16M")?;
+    let server = cluster.serve_nbd(&[&image])?;
+    let mut random = Random::new(3);
+    let mut addresses = vec![cluster.mon_address().to_owned()];
+    addresses.extend((0..3).map(|id| cluster.osd_address(id).to_owned()));
+    for address in &addresses {
+        for len in [1usize, 64, 4096, 300_000] {
+            let mut stream = TcpStream::connect(address)?;
+            stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+            let garbage: Vec<u8> = (0..len).map(|_| random.next_u64() as u8).collect();
+            // The daemon may close before it has taken everything.
+            let _ = stream.write_all(&garbage);
+            let _ = stream.shutdown(std::net::Shutdown::Write);
+            let mut answer = Vec::new();
+            let _ = stream.read_to_end(&mut answer);
+            ensure!(answer.len() < 4096, "garbage got {} bytes back", answer.len());
+        }
+    }
+    let mut stream = std::os::unix::net::UnixStream::connect(&server.socket)?;
+    let _ = stream.write_all(&[0xff; 100_000]);
+    drop(stream);
+    let mut connection = Writer::connect(&server.socket, &image)?;
+    connection.write(8192, &[9; 4096])?;
+    ensure!(connection.read(8192, 4096)? == [9; 4096], "the image works as before");
+    cluster.check()
+}
+
+#[test]
+fn a_client_of_another_cluster_gets_nothing() -> Result<()> {
+    let cluster = Cluster::start(ClusterOptions { osds: 1, ..ClusterOptions::default() })?;
+    says(&refused(&strings(&["rbd", "ls", "nopool", "--mon", cluster.mon_address()]))?, &["nopool"])?;
+    says(&refused(&strings(&["status", "--mon", "127.0.0.1:1", "--timeout", "2s"]))?, &["127.0.0.1:1"])
+}
+
+/// A full cluster says ENOSPC, keeps what it has, lets people delete, and survives a restart.
+#[test]
+fn a_full_cluster_refuses_writes_and_recovers_by_deleting() -> Result<()> {
+    let mut cluster = Cluster::start(ClusterOptions { size: "64M".into(), ..ClusterOptions::default() })?;
+    let image = cluster.make_image("256M")?;
+    let server = cluster.serve_nbd(&[&image])?;
+    let mut connection = Writer::connect(&server.socket, &image)?;
+    let chunk = vec![7; 1 << 20];
+    let mut written = 0;
+    let error = loop {
+        ensure!(written < 256, "256 MiB cannot fit on 64 MiB devices");
+        connection.send(Nbd::Write, 1, written << 20, 1 << 20, &chunk)?;
+        match connection.receive()?.error {
+            0 => written += 1,
+            error => break error,
+        }
+    };
+    ensure!(error == 28, "a full cluster answers ENOSPC, not {error}");
+    ensure!(written >= 16, "only {written} MiB of 64 MiB could be used");
+    for id in 0..3 {
+        cluster.kill_osd(id)?;
+        cluster.start_osd(id)?;
+    }
+    ensure!(connection.read(0, 1 << 20)? == chunk, "what was acked is still there after a restart");
+    connection.call(Nbd::Trim, 0, u32::try_from(written << 20)?, &[])?;
+    wait_for("space to be free again", Duration::from_secs(20), || {
+        connection.send(Nbd::Write, 2, 0, 1 << 20, &chunk)?;
+        Ok(connection.receive()?.error == 0)
+    })?;
+    cluster.check()
+}

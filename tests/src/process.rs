@@ -1,0 +1,306 @@
+//! Real daemons as children: a mon, OSDs on files, NBD servers, each killed by its own process handle only.
+
+use anyhow::{Context, Result, bail, ensure};
+use std::fs::File;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// The executable under test: `$LOLIGO_BIN`, else the one built beside this test.
+///
+/// # Errors
+/// When there is none, with the command that builds it.
+pub fn executable() -> Result<PathBuf> {
+    if let Some(path) = std::env::var_os("LOLIGO_BIN") {
+        return Ok(PathBuf::from(path));
+    }
+    let own = std::env::current_exe()?;
+    let folders = own.ancestors().skip(1).take(2);
+    let found = folders.map(|folder| folder.join("loligo")).find(|path| path.is_file());
+    found.context("no loligo executable beside this test: build it with `cargo build -p loligo`, or set LOLIGO_BIN")
+}
+
+/// One child that ends with its handle.
+pub struct Daemon {
+    name: String,
+    child: Child,
+    log: PathBuf,
+}
+
+impl Daemon {
+    fn start(name: &str, folder: &Path, arguments: &[String]) -> Result<Self> {
+        let log = folder.join(format!("{name}.log"));
+        let output = File::options().create(true).append(true).open(&log)?;
+        let child = Command::new(executable()?)
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(output.try_clone()?)
+            .stderr(output)
+            .spawn()
+            .with_context(|| format!("start {name}"))?;
+        Ok(Self { name: name.to_owned(), child, log })
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// SIGKILL, and waits until it is gone.
+    pub fn kill(&mut self) -> Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+
+    /// Whether it still runs; its log otherwise.
+    pub fn check(&mut self) -> Result<()> {
+        match self.child.try_wait()? {
+            None => Ok(()),
+            Some(status) => bail!("{} ended with {status}:\n{}", self.name, self.log_text()),
+        }
+    }
+
+    /// What it has written to its log.
+    pub fn log_text(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Resident memory in bytes, and CPU time used so far.
+    pub fn usage(&self) -> Result<(u64, Duration)> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid()))?;
+        let line = status.lines().find(|line| line.starts_with("VmRSS:")).context("no VmRSS")?;
+        let kib: u64 = line.split_whitespace().nth(1).context("no number in VmRSS")?.parse()?;
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid()))?;
+        let (_, fields) = stat.rsplit_once(") ").context("odd /proc/PID/stat")?;
+        let fields: Vec<&str> = fields.split(' ').collect();
+        let ticks: u64 = fields[11].parse::<u64>()? + fields[12].parse::<u64>()?;
+        Ok((kib * 1024, Duration::from_millis(ticks * 10)))
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // Errors mean that it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A port that was free a moment ago.
+pub fn free_port() -> Result<u16> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+}
+
+/// How the OSDs of a cluster are made.
+#[derive(Clone, Debug)]
+pub struct ClusterOptions {
+    /// How many.
+    pub osds: usize,
+    /// Bytes of each device, as the command line takes them (`256M`).
+    pub size: String,
+    /// Devices with a volatile cache in the process's memory: SIGKILL becomes a power cut.
+    pub volatile_cache: bool,
+}
+
+impl Default for ClusterOptions {
+    fn default() -> Self {
+        Self { osds: 3, size: "256M".into(), volatile_cache: false }
+    }
+}
+
+/// A mon and its OSDs in a temporary folder on the disk that holds the build.
+pub struct Cluster {
+    folder: tempfile::TempDir,
+    options: ClusterOptions,
+    mon_address: String,
+    osd_addresses: Vec<String>,
+    mon: Option<Daemon>,
+    osds: Vec<Option<Daemon>>,
+}
+
+impl Cluster {
+    /// Formats the devices, starts everything and waits until all OSDs are up.
+    pub fn start(options: ClusterOptions) -> Result<Self> {
+        // Not in /tmp, which may be a tmpfs without direct I/O.
+        let beside = executable()?.parent().context("the executable has a folder")?.to_owned();
+        let folder = tempfile::Builder::new().prefix("cluster-").tempdir_in(beside)?;
+        let mon_address = format!("127.0.0.1:{}", free_port()?);
+        let addresses = (0..options.osds).map(|_| Ok(format!("127.0.0.1:{}", free_port()?)));
+        let osd_addresses = addresses.collect::<Result<Vec<_>>>()?;
+        let osds = (0..options.osds).map(|_| None).collect();
+        let mut cluster = Self { folder, options, mon_address, osd_addresses, mon: None, osds };
+        cluster.start_mon()?;
+        for id in 0..cluster.osds.len() {
+            cluster.format_osd(id)?;
+            cluster.start_osd(id)?;
+        }
+        cluster.wait_until_up(Duration::from_secs(30))?;
+        Ok(cluster)
+    }
+
+    /// Its folder.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Where the mon listens.
+    pub fn mon_address(&self) -> &str {
+        &self.mon_address
+    }
+
+    /// Where an OSD listens.
+    pub fn osd_address(&self, id: usize) -> &str {
+        &self.osd_addresses[id]
+    }
+
+    /// How many OSDs.
+    pub fn osd_count(&self) -> usize {
+        self.osds.len()
+    }
+
+    /// The device of an OSD.
+    pub fn device(&self, id: usize) -> PathBuf {
+        self.folder.path().join(format!("osd.{id}"))
+    }
+
+    /// Starts the mon.
+    pub fn start_mon(&mut self) -> Result<()> {
+        let data = self.folder.path().join("mon").display().to_string();
+        let arguments = ["mon", "run", "--listen", &self.mon_address, "--data", &data].map(String::from);
+        self.mon = Some(Daemon::start("mon", self.folder.path(), &arguments)?);
+        Ok(())
+    }
+
+    fn format_osd(&self, id: usize) -> Result<()> {
+        let device = self.device(id).display().to_string();
+        let id = id.to_string();
+        self.run(&["osd", "mkfs", "--id", &id, "--device", &device, "--size", &self.options.size])?;
+        Ok(())
+    }
+
+    /// The arguments that run an OSD on a device.
+    pub fn osd_arguments(&self, id: usize, device: &Path, listen: &str) -> Vec<String> {
+        let device = device.display().to_string();
+        let fixed = ["osd", "run", "--mon", &self.mon_address, "--listen", listen, "--device", &device];
+        let mut arguments: Vec<String> = fixed.map(String::from).to_vec();
+        arguments.extend(["--id".into(), id.to_string()]);
+        if self.options.volatile_cache {
+            arguments.push("--volatile-cache".into());
+        }
+        arguments
+    }
+
+    /// Starts an OSD that was formatted before.
+    pub fn start_osd(&mut self, id: usize) -> Result<()> {
+        let arguments = self.osd_arguments(id, &self.device(id), &self.osd_addresses[id]);
+        self.osds[id] = Some(Daemon::start(&format!("osd.{id}"), self.folder.path(), &arguments)?);
+        Ok(())
+    }
+
+    /// SIGKILL to one OSD.
+    pub fn kill_osd(&mut self, id: usize) -> Result<()> {
+        self.osds[id].take().context("the OSD runs")?.kill()
+    }
+
+    /// SIGKILL to the mon.
+    pub fn kill_mon(&mut self) -> Result<()> {
+        self.mon.take().context("the mon runs")?.kill()
+    }
+
+    /// The daemons that run.
+    pub fn daemons(&mut self) -> impl Iterator<Item = &mut Daemon> {
+        self.mon.iter_mut().chain(self.osds.iter_mut().flatten())
+    }
+
+    /// That nothing ended by itself and nobody panicked.
+    pub fn check(&mut self) -> Result<()> {
+        for daemon in self.daemons() {
+            daemon.check()?;
+            ensure!(!daemon.log_text().contains("panicked"), "{} panicked:\n{}", daemon.name, daemon.log_text());
+        }
+        Ok(())
+    }
+
+    /// A command's raw result.
+    pub fn command(&self, arguments: &[&str]) -> Result<Output> {
+        let mut command = Command::new(executable()?);
+        command.args(arguments).env("LOLIGO_MON", &self.mon_address).current_dir(self.folder.path());
+        command.stdin(Stdio::null()).output().with_context(|| format!("run loligo {arguments:?}"))
+    }
+
+    /// A command's output; an error when it fails.
+    pub fn run(&self, arguments: &[&str]) -> Result<String> {
+        let output = self.command(arguments)?;
+        let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        ensure!(output.status.success(), "loligo {arguments:?} ended with {}:\n{out}{err}", output.status);
+        Ok(out.into_owned())
+    }
+
+    /// A command's output as JSON.
+    pub fn json(&self, arguments: &[&str]) -> Result<serde_json::Value> {
+        let arguments = [arguments, &["--format", "json"]].concat();
+        let text = self.run(&arguments)?;
+        serde_json::from_str(&text).with_context(|| format!("loligo {arguments:?} printed no JSON: {text}"))
+    }
+
+    fn wait_until_up(&mut self, patience: Duration) -> Result<()> {
+        let count = self.osds.len() as u64;
+        wait_for("all OSDs up", patience, || {
+            self.check()?;
+            let status = self.json(&["status"])?;
+            Ok(status["osdmap"]["num_up_osds"].as_u64() == Some(count))
+        })
+    }
+
+    /// A pool of three copies over OSDs of one host, and an image in it: `pool/image`.
+    pub fn make_image(&self, size: &str) -> Result<String> {
+        self.run(&["pool", "create", "pool", "--size", "3", "--pg-count", "16", "--failure-domain", "osd"])?;
+        self.run(&["rbd", "create", "pool/image", "--size", size])?;
+        Ok("pool/image".into())
+    }
+
+    /// An NBD server for images on a Unix socket, once it answers.
+    pub fn serve_nbd(&self, images: &[&str]) -> Result<NbdServer> {
+        let socket = self.folder.path().join(format!("nbd-{}.sock", free_port()?));
+        let path = socket.display().to_string();
+        let mut arguments: Vec<String> = vec!["nbd".into()];
+        arguments.extend(images.iter().map(|image| image.to_string()));
+        arguments.extend(["--socket".into(), path, "--mon".into(), self.mon_address.clone()]);
+        let mut daemon = Daemon::start("nbd", self.folder.path(), &arguments)?;
+        wait_for("the NBD server", Duration::from_secs(30), || {
+            daemon.check()?;
+            Ok(std::os::unix::net::UnixStream::connect(&socket).is_ok())
+        })?;
+        Ok(NbdServer { daemon, socket })
+    }
+}
+
+/// A running NBD server.
+pub struct NbdServer {
+    /// The process.
+    pub daemon: Daemon,
+    /// Its socket.
+    pub socket: PathBuf,
+}
+
+impl NbdServer {
+    /// The URI of an export.
+    pub fn uri(&self, export: &str) -> String {
+        format!("nbd+unix:///{export}?socket={}", self.socket.display())
+    }
+}
+
+/// Asks every 20 ms until it is so.
+///
+/// # Errors
+/// The question's own, and after `patience`.
+pub fn wait_for(what: &str, patience: Duration, mut so: impl FnMut() -> Result<bool>) -> Result<()> {
+    let end = Instant::now() + patience;
+    while !so().with_context(|| format!("while waiting for {what}"))? {
+        ensure!(Instant::now() < end, "{what}: not within {patience:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
