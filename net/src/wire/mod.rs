@@ -4,11 +4,21 @@
 //! is cut at 4 KiB boundaries of the *object* (the first piece is shorter when the op starts within a block), and
 //! the header carries the CRC-32C of every piece: whole blocks travel with the checksum that is stored with them.
 
+pub mod checksum;
+mod codec;
 pub mod handshake;
+mod layout;
 pub mod mon;
 pub mod op;
 pub mod peering;
 pub mod replica;
+
+pub(crate) use codec::Plan;
+pub use codec::{
+    Body, Checksums, DecodeError, EncodeError, HANDSHAKE_HEAD_LEN_MAX, REQUEST_DATA_LEN_MAX, Received, check,
+    decode, encode, encode_numbered, kind_of,
+};
+pub use layout::Kind;
 
 use loligo_config::id::Epoch;
 
