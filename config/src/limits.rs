@@ -31,6 +31,13 @@ pub const SESSION_RESULTS_MAX: usize = 1024;
 
 /// PGs of one pool. Ceph's own default cap is of this order.
 pub const POOL_PG_COUNT_MAX: u32 = 65_536;
+/// PGs of a cluster: 10,000 OSDs with 100 each and three copies are 333,334 PGs of 22 bytes, which fits into one
+/// control message.
+pub const CLUSTER_PG_COUNT_MAX: u64 = 400_000;
+/// Pools of a cluster. Guessed.
+pub const POOLS_MAX: usize = 1024;
+/// Sessions on the blocklist. Guessed; an entry takes at most 15 bytes in the map.
+pub const BLOCKLIST_MAX: usize = 65_536;
 /// Copies of an object.
 pub const POOL_SIZE_MAX: u8 = 8;
 /// OSDs of a cluster.
