@@ -1,6 +1,7 @@
 //! The boot-time clock.
 
 use crate::env::{Clock, Instant};
+use std::time::Duration;
 
 /// The system's clocks. `now` is one call into the vDSO, without a system call where the machine's clock source allows.
 #[derive(Clone, Copy, Debug, Default)]
@@ -21,9 +22,9 @@ pub(super) fn boot_time() -> Instant {
     Instant(read(libc::CLOCK_BOOTTIME))
 }
 
-/// Nanoseconds of this thread on a processor.
-pub(super) fn thread_cpu_nanos() -> u64 {
-    read(libc::CLOCK_THREAD_CPUTIME_ID)
+/// The time that this thread has been on a processor, for CPU per I/O.
+pub fn thread_cpu_time() -> Duration {
+    Duration::from_nanos(read(libc::CLOCK_THREAD_CPUTIME_ID))
 }
 
 fn read(clock: libc::clockid_t) -> u64 {

@@ -147,29 +147,31 @@ struct PoolInner {
 #[derive(Clone, Copy)]
 enum SlabState {
     Unknown,
-    Registered(u16),
+    Registered { index: u16, base: usize, len: usize },
     Refused,
 }
 
 impl RegisteredPool {
-    /// The index of a slab (see [`crate::dma::Buffer::slab`]) for `ReadFixed` and `WriteFixed`, or `None` when it is
-    /// not registered; then the plain operations work as well.
-    pub fn index(&self, slab: usize) -> Option<u16> {
+    /// The index for `ReadFixed` and `WriteFixed` of the slab that holds `bytes`, or `None` when it is not registered
+    /// or `bytes` are from another pool; then the plain operations work as well. `slab` is the buffer's own word for
+    /// it (see [`crate::dma::Buffer::slab`]).
+    pub fn index(&self, slab: usize, bytes: &[u8]) -> Option<u16> {
         let inner = &self.inner;
         let mut slabs = inner.slabs.borrow_mut();
         if slabs.len() <= slab {
+            inner.pool.slab_info(slab)?;
             slabs.resize(slab + 1, SlabState::Unknown);
         }
         if let SlabState::Unknown = slabs[slab] {
-            slabs[slab] = inner.register(slab).map_or(SlabState::Refused, SlabState::Registered);
+            slabs[slab] = inner.register(slab);
         }
-        match slabs[slab] {
-            SlabState::Registered(index) => {
-                inner.hits.set(inner.hits.get() + 1);
-                Some(index)
-            }
-            SlabState::Unknown | SlabState::Refused => None,
+        let SlabState::Registered { index, base, len } = slabs[slab] else { return None };
+        let start = (bytes.as_ptr() as usize).checked_sub(base)?;
+        if start.checked_add(bytes.len())? > len {
+            return None;
         }
+        inner.hits.set(inner.hits.get() + 1);
+        Some(index)
     }
 
     /// Times that a registered index was found.
@@ -184,18 +186,18 @@ impl RegisteredPool {
 }
 
 impl PoolInner {
-    fn register(&self, slab: usize) -> Option<u16> {
-        let ring = self.ring.upgrade()?;
+    fn register(&self, slab: usize) -> SlabState {
+        let (Some(ring), Some(info)) = (self.ring.upgrade(), self.pool.slab_info(slab)) else {
+            return SlabState::Refused;
+        };
         let uring = ring.uring.borrow();
         let mut registry = ring.registry.borrow_mut();
-        let registry = &mut *registry;
-        let info = self.pool.slab_info(slab)?;
-        let budget_left = info.huge || registry.pinned_normal + info.len <= PINNED_NORMAL_MAX;
+        let within_budget = info.huge || registry.pinned_normal + info.len <= PINNED_NORMAL_MAX;
         registry.slabs.make(SLABS_MAX, |len| uring.submitter().register_buffers_sparse(len).is_ok());
-        let index = if budget_left { registry.slabs.take() } else { None };
+        let index = if within_budget { registry.slabs.take() } else { None };
         let Some(index) = index else {
             registry.slabs_refused += 1;
-            return None;
+            return SlabState::Refused;
         };
         let vector = libc::iovec { iov_base: info.base.cast_mut().cast(), iov_len: info.len };
         // SAFETY: the slab stays mapped as long as its pool, which `self` keeps until `drop` has taken the
@@ -203,12 +205,13 @@ impl PoolInner {
         if unsafe { uring.submitter().register_buffers_update(index, &[vector], None) }.is_err() {
             registry.slabs.give_back(index);
             registry.slabs_refused += 1;
-            return None;
+            return SlabState::Refused;
         }
         if !info.huge {
             registry.pinned_normal += info.len;
         }
-        u16::try_from(index).ok()
+        let index = u16::try_from(index).expect("the table is shorter than 2^16");
+        SlabState::Registered { index, base: info.base as usize, len: info.len }
     }
 }
 
@@ -219,7 +222,7 @@ impl Drop for PoolInner {
         let uring = ring.uring.borrow();
         let mut registry = ring.registry.borrow_mut();
         for (slab, state) in self.slabs.get_mut().iter().enumerate() {
-            let SlabState::Registered(index) = *state else { continue };
+            let SlabState::Registered { index, .. } = *state else { continue };
             let empty = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
             // SAFETY: an empty entry names no memory.
             let result = unsafe { uring.submitter().register_buffers_update(index.into(), &[empty], None) };

@@ -68,6 +68,12 @@ struct RingCounters {
     delayed: Cell<u64>,
 }
 
+impl std::fmt::Debug for Ring {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ring").field("flags", &self.flags()).field("stats", &self.stats()).finish()
+    }
+}
+
 /// What a ring has done, for statistics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RingStats {

@@ -140,8 +140,10 @@ fn registered_files_and_buffers_work() {
         let pool = BufferPool::new(8 << 20);
         let registered = ring.register_pool(&pool);
         let mut buffer = pool.alloc(4096).unwrap();
-        let slab = registered.index(buffer.slab()).expect("this kernel registers buffers");
-        assert_eq!(ring.register_pool(&pool).index(buffer.slab()), Some(slab));
+        let slab = registered.index(buffer.slab(), &buffer).expect("this kernel registers buffers");
+        assert_eq!(ring.register_pool(&pool).index(buffer.slab(), &buffer), Some(slab));
+        let foreign = BufferPool::new(8 << 20).alloc(4096).unwrap();
+        assert_eq!(registered.index(foreign.slab(), &foreign), None, "of another pool");
         let entry = opcode::ReadFixed::new(types::Fixed(index), buffer.as_mut_ptr(), 16, slab).build();
         let owner = ring.owner();
         // SAFETY: the buffer outlives the wait for the completion below.
