@@ -1,1 +1,705 @@
-//! Authenticated connections on top of a transport.
+//! Authenticated connections on top of a transport: handshake, identity, liveness. Sans-I/O but for the transport.
+//!
+//! ```text
+//!   connect ─▶ Dialing ─Connected, send Hello─▶ HelloSent ─Welcome, checked─▶ Up ─┐
+//!                 │                                 │ Refuse, wrong Welcome         │ silence, bad frame,
+//!                 │ cannot connect                  │ anything else, deadline       │ close
+//!                 ▼                                 ▼                               ▼
+//!              (Down) ◀──────transport Closed────── Closing ◀──────────────────────┘
+//!                                                   ▲
+//!   Accepted ─▶ HelloAwaited ─Hello, checked, send Welcome─▶ Up
+//!                    └ anything else, deadline, eviction ─▶ Closing (no event: the owner never heard of it)
+//! ```
+//!
+//! Each side verifies the other. Two OSDs may connect to each other at the same time; both connections live. Each
+//! side sends its own requests over the connection that it opened itself, and answers over the one that brought the
+//! request, so that no side has to guess which of the two the other one dropped.
+
+mod handshake;
+mod peers;
+mod rules;
+mod settings;
+
+pub use settings::{DownReason, MessengerEvent, MessengerSettings, MessengerStats, Offer, SendError};
+
+use crate::wire::handshake::{Hello, Identity, Ping, Refuse, RefuseReason, Role, Welcome};
+use crate::wire::{self, Body, DecodeError, EncodeError, Envelope, Message, Received};
+use handshake::{Distrust, Judge, Terms, judge_welcome};
+use loligo_config::id::{ClusterId, CoreId, Epoch, Incarnation, OsdId, SessionId};
+use loligo_config::limits;
+use loligo_reactor::env::{
+    CloseReason, ConnectionId, Entropy, Frame, Instant, SendRefused, Transport, TransportEvent,
+};
+use loligo_reactor::poller::Activity;
+use peers::KnownPeers;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::SocketAddr;
+use std::ops::Range;
+use std::time::Duration;
+
+/// Transport events taken in one poll, so that one poll is bounded.
+const POLL_BUDGET: u32 = 64;
+
+/// All connections of one reactor.
+#[derive(Debug)]
+pub struct Messenger<T, E> {
+    settings: MessengerSettings,
+    /// As in the settings, with what was learned since: the cluster, the session.
+    identity: Identity,
+    transport: T,
+    entropy: E,
+    epoch: Epoch,
+    /// Sessions to hand out.
+    sessions: Range<u64>,
+    known: KnownPeers,
+    connections: BTreeMap<ConnectionId, Connection>,
+    /// Accepted and without a handshake, oldest first.
+    half_open: BTreeSet<ConnectionId>,
+    inbox: VecDeque<TransportEvent>,
+    /// When `poll` ran last.
+    polled: Option<Instant>,
+    /// No deadline of a connection is earlier than this.
+    next_check: Option<Instant>,
+    /// `connect` was called since the last poll: its deadline starts there.
+    undated: bool,
+    stats: MessengerStats,
+}
+
+#[derive(Debug)]
+struct Connection {
+    phase: Phase,
+    /// Number of the last frame sent.
+    sent: u64,
+    /// Number of the last frame received.
+    received: u64,
+}
+
+#[derive(Debug)]
+enum Phase {
+    Dialing {
+        expected: Role,
+        core: CoreId,
+        deadline: Option<Instant>,
+    },
+    HelloSent {
+        hello: Hello,
+        deadline: Instant,
+    },
+    HelloAwaited {
+        deadline: Instant,
+    },
+    Up(Up),
+    /// Closed by this side; the report is given when the transport says that it is gone.
+    Closing(Option<Report>),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Up {
+    peer: Identity,
+    accepted: bool,
+    /// When something came last.
+    heard: Instant,
+    /// When it was pinged last.
+    pinged: Instant,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Report {
+    peer: Option<Identity>,
+    reason: DownReason,
+}
+
+impl<T: Transport, E: Entropy> Messenger<T, E> {
+    /// A messenger without connections.
+    pub fn new(settings: MessengerSettings, transport: T, entropy: E) -> Self {
+        Self {
+            identity: settings.identity,
+            settings,
+            transport,
+            entropy,
+            epoch: Epoch(0),
+            sessions: 0..0,
+            known: KnownPeers::default(),
+            connections: BTreeMap::new(),
+            half_open: BTreeSet::new(),
+            inbox: VecDeque::with_capacity(POLL_BUDGET as usize),
+            polled: None,
+            next_check: None,
+            undated: false,
+            stats: MessengerStats::default(),
+        }
+    }
+
+    /// The cluster is known from now on.
+    pub fn set_cluster(&mut self, cluster: ClusterId) {
+        self.identity.cluster = Some(cluster);
+    }
+
+    /// The newest map that this process has; every message carries it.
+    pub fn set_epoch(&mut self, epoch: Epoch) {
+        self.epoch = epoch;
+    }
+
+    /// Mon: the sessions to hand out, in order. Replaces what was left. Clients without a session are refused as
+    /// `Busy` when none is left.
+    pub fn set_sessions(&mut self, sessions: Range<u64>) {
+        assert!(sessions.is_empty() || sessions.start > 0, "session 0 means none");
+        self.sessions = sessions;
+    }
+
+    /// Sessions left to hand out.
+    pub fn sessions_left(&self) -> u64 {
+        self.sessions.end.saturating_sub(self.sessions.start)
+    }
+
+    /// Client: the session to use on connections made from now on; 0 asks the mon for a new one.
+    ///
+    /// # Panics
+    /// If this process is no client.
+    pub fn set_session(&mut self, session: SessionId) {
+        assert!(matches!(self.identity.role, Role::Client(_)), "only clients have sessions");
+        self.identity.role = Role::Client(session);
+    }
+
+    /// Client: its session, 0 before the mon gave one. 0 for others.
+    pub fn session(&self) -> SessionId {
+        match self.identity.role {
+            Role::Client(session) => session,
+            Role::Osd(_) | Role::Mon => SessionId(0),
+        }
+    }
+
+    /// The map names this start of an OSD. Starts that it named before are refused as `Stale` from now on, and their
+    /// connections closed. A start that the map does not name yet is accepted: it may be ahead of this process.
+    pub fn set_incarnation(&mut self, osd: OsdId, incarnation: Incarnation) {
+        if !self.known.set_incarnation(osd, incarnation) {
+            return;
+        }
+        let stale: Vec<_> = self
+            .connections
+            .iter()
+            .filter_map(|(id, connection)| match &connection.phase {
+                Phase::Up(up) if self.is_retired(&up.peer) => Some(*id),
+                _ => None,
+            })
+            .collect();
+        for id in stale {
+            self.shut(id, Some(DownReason::Refused(RefuseReason::Stale)));
+        }
+    }
+
+    fn is_retired(&self, peer: &Identity) -> bool {
+        matches!(peer.role, Role::Osd(osd) if self.known.is_retired(osd, peer.incarnation))
+    }
+
+    /// Sessions that are refused as `Fenced` at the handshake. Replaces the former ones; connections that are up
+    /// stay, since every op is checked by itself.
+    pub fn set_fenced(&mut self, sessions: impl IntoIterator<Item = SessionId>) {
+        self.known.set_fenced(sessions);
+    }
+
+    /// Who this process is, with what it learned.
+    pub fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// The transport, for what only it knows (where it listens).
+    pub fn transport_mut(&mut self) -> &mut T {
+        &mut self.transport
+    }
+
+    /// Counters.
+    pub fn stats(&self) -> &MessengerStats {
+        &self.stats
+    }
+
+    /// Connections in every state.
+    pub fn connection_count(&self) -> usize {
+        self.connections.len()
+    }
+
+    /// Begins to connect. `Up` or `Down` follows, within the time for the handshake.
+    pub fn connect(&mut self, to: SocketAddr, expected: Role, core: CoreId) -> ConnectionId {
+        let id = self.transport.connect(to);
+        let phase = Phase::Dialing { expected, core, deadline: None };
+        self.connections.insert(id, Connection { phase, sent: 0, received: 0 });
+        self.undated = true;
+        id
+    }
+
+    /// Sends a message on a connection that is up.
+    ///
+    /// # Errors
+    /// See [`SendError`]; nothing was sent.
+    pub fn send(&mut self, connection: ConnectionId, message: Message, body: Body) -> Result<(), SendError> {
+        let Some(Phase::Up(up)) = self.connections.get(&connection).map(|connection| &connection.phase)
+        else {
+            return Err(SendError::Closed);
+        };
+        if !rules::allowed(message.kind(), self.identity.role, up.peer.role) {
+            return Err(SendError::Forbidden);
+        }
+        self.put(connection, message, body)
+    }
+
+    /// Sends in any phase.
+    fn put(&mut self, id: ConnectionId, message: Message, body: Body) -> Result<(), SendError> {
+        let connection = self.connections.get_mut(&id).ok_or(SendError::Closed)?;
+        let envelope = Envelope { epoch: self.epoch, message };
+        let encoded = wire::encode_numbered(&self.settings.pool, &envelope, body, connection.sent + 1);
+        let frame = encoded.map_err(|error| match error {
+            EncodeError::Pool(_) => SendError::QueueFull,
+            error => SendError::Invalid(error),
+        })?;
+        self.transport.send(id, frame).map_err(|refused| match refused {
+            SendRefused::QueueFull(_) => SendError::QueueFull,
+            SendRefused::Closed(_) => SendError::Closed,
+        })?;
+        connection.sent += 1;
+        Ok(())
+    }
+
+    /// Closes a connection; `Down` follows with `CloseReason::Local`, and no message before it.
+    pub fn close(&mut self, connection: ConnectionId) {
+        self.shut(connection, Some(DownReason::Closed(CloseReason::Local)));
+    }
+
+    /// Who is at the other end of a connection that is up.
+    pub fn peer(&self, connection: ConnectionId) -> Option<&Identity> {
+        match &self.connections.get(&connection)?.phase {
+            Phase::Up(up) => Some(&up.peer),
+            _ => None,
+        }
+    }
+
+    /// Takes what arrived and watches the deadlines.
+    pub fn poll(&mut self, now: Instant, out: &mut VecDeque<MessengerEvent>) -> Activity {
+        self.forgive_own_pause(now);
+        if std::mem::take(&mut self.undated) {
+            self.date(now);
+        }
+        let mut inbox = std::mem::take(&mut self.inbox);
+        let mut busy = self.transport.poll(POLL_BUDGET, &mut inbox) > 0;
+        while let Some(event) = inbox.pop_front() {
+            self.on_event(event, now, out);
+        }
+        self.inbox = inbox;
+        // After the events: what has arrived counts as heard before anybody is called silent.
+        if self.next_check.is_some_and(|at| at <= now) {
+            busy = true;
+            self.check_deadlines(now);
+        }
+        Activity::from_busy(busy)
+    }
+
+    /// When `poll` has something to do even if nothing arrives.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        if self.undated {
+            return Some(self.polled.unwrap_or_default());
+        }
+        self.next_check
+    }
+
+    /// When this process itself was stopped and overslept its deadlines, its peers' silence means nothing: their
+    /// time starts anew, and what waits in the transport is read first.
+    fn forgive_own_pause(&mut self, now: Instant) {
+        self.polled = Some(now);
+        let overslept = self.next_check.map_or(Duration::ZERO, |at| now.since(at));
+        if overslept <= self.settings.ping_grace / 2 {
+            return;
+        }
+        for connection in self.connections.values_mut() {
+            if let Phase::Up(up) = &mut connection.phase {
+                up.heard = now;
+            }
+        }
+    }
+
+    /// Gives the connections that `connect` began since the last poll their deadline.
+    fn date(&mut self, now: Instant) {
+        let until = now.after(self.settings.handshake_max);
+        for connection in self.connections.values_mut() {
+            if let Phase::Dialing { deadline: deadline @ None, .. } = &mut connection.phase {
+                *deadline = Some(until);
+            }
+        }
+        self.wake_at(until);
+    }
+
+    fn wake_at(&mut self, at: Instant) {
+        self.next_check = Some(self.next_check.map_or(at, |earlier| earlier.min(at)));
+    }
+
+    fn on_event(&mut self, event: TransportEvent, now: Instant, out: &mut VecDeque<MessengerEvent>) {
+        match event {
+            TransportEvent::Accepted { connection, .. } => self.on_accepted(connection, now),
+            TransportEvent::Connected { connection } => self.on_connected(connection, now),
+            TransportEvent::Frame { connection, frame } => self.on_frame(connection, &frame, now, out),
+            TransportEvent::Closed { connection, reason } => self.on_closed(connection, reason, out),
+        }
+    }
+
+    fn on_accepted(&mut self, id: ConnectionId, now: Instant) {
+        self.stats.accepted += 1;
+        if self.half_open.len() >= self.settings.preauth_connections_max {
+            // The oldest has had the most time to say who it is: in a flood of silent connections an honest peer,
+            // whose handshake takes one round trip, still gets through.
+            if let Some(oldest) = self.half_open.first().copied() {
+                self.stats.evicted += 1;
+                self.shut(oldest, None);
+            }
+        }
+        if self.connections.len() >= self.settings.connections_max {
+            // Not even remembered: what is not in the table costs nothing here.
+            self.stats.turned_away += 1;
+            self.turn_away(id);
+            return;
+        }
+        let deadline = now.after(self.settings.handshake_max);
+        let phase = Phase::HelloAwaited { deadline };
+        self.connections.insert(id, Connection { phase, sent: 0, received: 0 });
+        self.half_open.insert(id);
+        self.wake_at(deadline);
+    }
+
+    /// Refuses a connection that has no place in the table. The peer is told where there is a buffer for it.
+    fn turn_away(&mut self, id: ConnectionId) {
+        let refuse = Message::Refuse(Refuse { reason: RefuseReason::Busy, epoch: self.epoch });
+        let envelope = Envelope { epoch: self.epoch, message: refuse };
+        if let Ok(frame) = wire::encode_numbered(&self.settings.pool, &envelope, Body::NONE, 1) {
+            // A refused send changes nothing: the connection is closed either way.
+            let _ = self.transport.send(id, frame);
+        }
+        self.transport.close(id);
+    }
+
+    fn on_connected(&mut self, id: ConnectionId, now: Instant) {
+        let Some(connection) = self.connections.get_mut(&id) else {
+            return;
+        };
+        let Phase::Dialing { expected, core, deadline } = connection.phase else {
+            return;
+        };
+        let offer = &self.settings.offer;
+        let hello = Hello {
+            version: offer.version,
+            version_min: offer.version_min,
+            features: offer.features,
+            features_required: offer.features_required,
+            identity: self.identity,
+            expected,
+            core,
+            auth: self.settings.auth,
+            nonce: self.entropy.next_u64(),
+        };
+        let deadline = deadline.unwrap_or_else(|| now.after(self.settings.handshake_max));
+        connection.phase = Phase::HelloSent { hello, deadline };
+        if self.put(id, Message::Hello(hello), Body::NONE).is_err() {
+            self.shut(id, Some(DownReason::Closed(CloseReason::Local)));
+        }
+    }
+
+    fn on_frame(
+        &mut self,
+        id: ConnectionId,
+        frame: &Frame,
+        now: Instant,
+        out: &mut VecDeque<MessengerEvent>,
+    ) {
+        let Some(connection) = self.connections.get_mut(&id) else {
+            return;
+        };
+        if matches!(connection.phase, Phase::Closing(_)) {
+            return;
+        }
+        let received = match wire::decode(frame) {
+            Ok(received) => received,
+            Err(DecodeError::UnknownAuth) => return self.on_unknown_auth(id),
+            Err(error) => return self.break_off(id, error.into()),
+        };
+        if received.sequence != connection.received + 1 {
+            return self.break_off(id, CloseReason::Protocol("a frame is missing or came twice"));
+        }
+        connection.received += 1;
+        match (&mut connection.phase, received.envelope.message) {
+            (Phase::HelloAwaited { .. }, Message::Hello(hello)) => self.on_hello(id, &hello, now, out),
+            (Phase::HelloSent { hello, .. }, Message::Welcome(welcome)) => {
+                let hello = *hello;
+                self.on_welcome(id, &hello, &welcome, now, out);
+            }
+            (Phase::HelloSent { .. }, Message::Refuse(refuse)) => {
+                self.shut(id, Some(DownReason::Refused(refuse.reason)));
+            }
+            (Phase::Up(up), message) => {
+                up.heard = now;
+                let from = up.peer.role;
+                if !rules::allowed(message.kind(), from, self.identity.role) {
+                    return self.break_off(id, CloseReason::Protocol("a message that the peer may not send"));
+                }
+                self.on_message(id, received, now, out);
+            }
+            _ => self.break_off(id, CloseReason::Protocol("a message out of order in the handshake")),
+        }
+    }
+
+    fn on_message(
+        &mut self,
+        id: ConnectionId,
+        received: Received,
+        now: Instant,
+        out: &mut VecDeque<MessengerEvent>,
+    ) {
+        match received.envelope.message {
+            Message::Ping(ping) => {
+                // With a full queue the frames in it are sign of life enough.
+                let _ = self.put(id, Message::Pong(ping), Body::NONE);
+            }
+            Message::Pong(_) => {}
+            _ => out.push_back(MessengerEvent::Message { connection: id, received, arrived: now }),
+        }
+    }
+
+    fn on_hello(
+        &mut self,
+        id: ConnectionId,
+        hello: &Hello,
+        now: Instant,
+        out: &mut VecDeque<MessengerEvent>,
+    ) {
+        let open = self.open_by(hello.identity.role);
+        let (settings, identity, known) = (&self.settings, &self.identity, &self.known);
+        let verdict = Judge { settings, identity, known, open }.hello(hello);
+        let admitted = verdict.and_then(|terms| Ok((terms, self.session_for(hello.identity.role)?)));
+        match admitted {
+            Ok((terms, session)) => self.welcome(id, hello, terms, session, now, out),
+            Err(reason) => self.refuse(id, reason),
+        }
+    }
+
+    /// Connections that a peer has opened and that are up. A client without a session is a new one.
+    fn open_by(&self, role: Role) -> usize {
+        if role == Role::Client(SessionId(0)) {
+            return 0;
+        }
+        let opened = |connection: &&Connection| match &connection.phase {
+            Phase::Up(up) => up.accepted && up.peer.role == role,
+            _ => false,
+        };
+        self.connections.values().filter(opened).count()
+    }
+
+    /// The session that a peer has from now on; a new one is used up by this.
+    fn session_for(&mut self, role: Role) -> Result<SessionId, RefuseReason> {
+        match role {
+            Role::Client(SessionId(0)) => self.sessions.next().map(SessionId).ok_or(RefuseReason::Busy),
+            Role::Client(session) => Ok(session),
+            Role::Osd(_) | Role::Mon => Ok(SessionId(0)),
+        }
+    }
+
+    fn welcome(
+        &mut self,
+        id: ConnectionId,
+        hello: &Hello,
+        terms: Terms,
+        session: SessionId,
+        now: Instant,
+        out: &mut VecDeque<MessengerEvent>,
+    ) {
+        let welcome = Welcome {
+            version: terms.version,
+            features: terms.features,
+            identity: self.identity,
+            core: self.settings.core,
+            session,
+            credits: self.settings.credits,
+            auth: self.settings.auth,
+            nonce_echo: hello.nonce,
+            nonce: self.entropy.next_u64(),
+        };
+        if self.put(id, Message::Welcome(welcome), Body::NONE).is_err() {
+            return self.shut(id, None);
+        }
+        let mut peer = hello.identity;
+        if let Role::Client(_) = peer.role {
+            peer.role = Role::Client(session);
+        }
+        peer.cluster = self.identity.cluster;
+        self.set_up(id, peer, true, now);
+        let (core, credits) = (hello.core, self.settings.credits);
+        out.push_back(MessengerEvent::Up { connection: id, peer, accepted: true, core, credits });
+    }
+
+    fn on_welcome(
+        &mut self,
+        id: ConnectionId,
+        hello: &Hello,
+        welcome: &Welcome,
+        now: Instant,
+        out: &mut VecDeque<MessengerEvent>,
+    ) {
+        match judge_welcome(hello, welcome, &self.known) {
+            Ok(()) => {}
+            Err(Distrust::Refused(reason)) => {
+                self.stats.refused += 1;
+                return self.shut(id, Some(DownReason::Refused(reason)));
+            }
+            Err(Distrust::Broken(reason)) => return self.break_off(id, reason),
+        }
+        if self.identity.cluster.is_some_and(|ours| Some(ours) != welcome.identity.cluster) {
+            // Learned from another mon since this connection began.
+            return self.shut(id, Some(DownReason::Refused(RefuseReason::Cluster)));
+        }
+        if let Role::Client(said) = hello.identity.role {
+            let current = self.session();
+            if said == SessionId(0) && current != SessionId(0) {
+                // Two mons were asked at once and the other was quicker: this one knows us by a session not in use.
+                return self.shut(id, Some(DownReason::Closed(CloseReason::Local)));
+            }
+            if said == SessionId(0) {
+                self.identity.role = Role::Client(welcome.session);
+            }
+        }
+        self.identity.cluster = welcome.identity.cluster;
+        self.set_up(id, welcome.identity, false, now);
+        out.push_back(MessengerEvent::Up {
+            connection: id,
+            peer: welcome.identity,
+            accepted: false,
+            core: welcome.core,
+            credits: welcome.credits.min(limits::CONNECTION_OPS_MAX),
+        });
+    }
+
+    fn set_up(&mut self, id: ConnectionId, peer: Identity, accepted: bool, now: Instant) {
+        let Some(connection) = self.connections.get_mut(&id) else {
+            return;
+        };
+        connection.phase = Phase::Up(Up { peer, accepted, heard: now, pinged: now });
+        self.half_open.remove(&id);
+        self.stats.up += 1;
+        self.transport.trust(id);
+        if !self.settings.ping_interval.is_zero() {
+            self.wake_at(now.after(self.settings.ping_interval));
+        }
+    }
+
+    /// The peer proves who it is in a way unknown here.
+    fn on_unknown_auth(&mut self, id: ConnectionId) {
+        match self.connections.get(&id).map(|connection| &connection.phase) {
+            Some(Phase::HelloAwaited { .. }) => self.refuse(id, RefuseReason::Auth),
+            Some(Phase::HelloSent { .. }) => self.shut(id, Some(DownReason::Refused(RefuseReason::Auth))),
+            _ => self.break_off(id, DecodeError::UnknownAuth.into()),
+        }
+    }
+
+    /// Refuses a peer that said `Hello`.
+    fn refuse(&mut self, id: ConnectionId, reason: RefuseReason) {
+        self.stats.refused += 1;
+        tracing::debug!(connection = id.0, %reason, "peer refused");
+        // If the refusal cannot be sent the peer sees a closed connection.
+        let _ = self.put(id, Message::Refuse(Refuse { reason, epoch: self.epoch }), Body::NONE);
+        self.shut(id, None);
+    }
+
+    /// Closes the connection of a peer that broke the protocol; others go on.
+    fn break_off(&mut self, id: ConnectionId, reason: CloseReason) {
+        self.stats.broken += 1;
+        tracing::debug!(connection = id.0, %reason, "connection closed");
+        self.shut(id, Some(DownReason::Closed(reason)));
+    }
+
+    /// Closes a connection. The reason is reported if the owner knows of the connection.
+    fn shut(&mut self, id: ConnectionId, reason: Option<DownReason>) {
+        let Some(connection) = self.connections.get_mut(&id) else {
+            return;
+        };
+        let peer = match &connection.phase {
+            Phase::Closing(_) => return,
+            Phase::Up(up) => Some(Some(up.peer)),
+            Phase::Dialing { .. } | Phase::HelloSent { .. } => Some(None),
+            Phase::HelloAwaited { .. } => None,
+        };
+        let report = peer.zip(reason).map(|(peer, reason)| Report { peer, reason });
+        connection.phase = Phase::Closing(report);
+        self.half_open.remove(&id);
+        self.transport.close(id);
+    }
+
+    fn on_closed(&mut self, id: ConnectionId, reason: CloseReason, out: &mut VecDeque<MessengerEvent>) {
+        let Some(connection) = self.connections.remove(&id) else {
+            return;
+        };
+        self.half_open.remove(&id);
+        if matches!(reason, CloseReason::Protocol(_)) {
+            self.stats.broken += 1;
+        }
+        let reason = DownReason::Closed(reason);
+        let report = match connection.phase {
+            Phase::Closing(report) => report,
+            Phase::Up(up) => Some(Report { peer: Some(up.peer), reason }),
+            Phase::Dialing { .. } | Phase::HelloSent { .. } => Some(Report { peer: None, reason }),
+            Phase::HelloAwaited { .. } => None,
+        };
+        if let Some(Report { peer, reason }) = report {
+            out.push_back(MessengerEvent::Down { connection: id, peer, reason });
+        }
+    }
+
+    /// Pings who is silent, gives up who is silent for too long, and finds the next deadline.
+    fn check_deadlines(&mut self, now: Instant) {
+        let (interval, grace) = (self.settings.ping_interval, self.settings.ping_grace);
+        let mut expired = Vec::new();
+        let mut silent = Vec::new();
+        let mut next: Option<Instant> = None;
+        for (id, connection) in &mut self.connections {
+            let due = match &mut connection.phase {
+                Phase::Dialing { deadline: None, .. } | Phase::Closing(_) => continue,
+                Phase::Dialing { deadline: Some(deadline), .. }
+                | Phase::HelloSent { deadline, .. }
+                | Phase::HelloAwaited { deadline } => {
+                    if *deadline <= now {
+                        expired.push(*id);
+                        continue;
+                    }
+                    *deadline
+                }
+                Phase::Up(_) if interval.is_zero() => continue,
+                Phase::Up(up) if up.limit(interval, grace) <= now => {
+                    expired.push(*id);
+                    continue;
+                }
+                Phase::Up(up) => {
+                    if up.ping_at(interval) <= now {
+                        up.pinged = now;
+                        silent.push((*id, connection.sent));
+                    }
+                    up.ping_at(interval).min(up.limit(interval, grace))
+                }
+            };
+            next = Some(next.map_or(due, |earlier| earlier.min(due)));
+        }
+        self.next_check = next;
+        for (id, number) in silent {
+            // With a full queue the frames in it ask for a sign of life as well.
+            let _ = self.put(id, Message::Ping(Ping { number }), Body::NONE);
+        }
+        for id in expired {
+            self.stats.timed_out += 1;
+            self.shut(id, Some(DownReason::Timeout));
+        }
+    }
+}
+
+impl Up {
+    fn ping_at(&self, interval: Duration) -> Instant {
+        self.heard.max(self.pinged).after(interval)
+    }
+
+    fn limit(&self, interval: Duration, grace: Duration) -> Instant {
+        self.heard.after(interval).after(grace)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,1 +1,3 @@
 //! Transports.
+
+pub mod memory;
