@@ -1,3 +1,10 @@
-//! Transports.
+//! Sockets on the reactor's io_uring. `docs/transport.md` has the reasons and the measurements.
+//!
+//! [`tcp`] moves our frames, [`stream`] bytes of foreign protocols. Both stand on one set of sockets (`socket`,
+//! `listener`), which stands on the ring (`ring`: all that is unsafe).
 
-pub mod memory;
+mod listener;
+mod ring;
+mod socket;
+pub mod stream;
+pub mod tcp;
