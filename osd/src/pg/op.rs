@@ -1,0 +1,550 @@
+//! Client ops on the primary: admission, order among ops of one object, and replies.
+//!
+//! ```text
+//!   admitted --(waits for an earlier op on the same blocks, or for room)--> Waiting
+//!   Waiting  --> Reading (Read) --> [Held until what it saw is durable] --> reply
+//!            --> Merging (parts of blocks) --> in flight --> reply
+//!            --> in flight (whole blocks)  --> reply
+//! ```
+//!
+//! Whole-block writes to one block need no waiting: every member applies them in the order of their versions. What
+//! depends on contents or version (reads, parts of blocks, guards) waits until no write to its blocks is in flight.
+
+use super::blocks::{Merge, Span};
+use super::phase::Phase;
+use super::replication::InFlight;
+use super::{Actions, BlockRange, Context, Payload, Pg, PgAction, PgStore, Requester, blocks};
+use crate::store::api::{Change, OpLookup, ReadData};
+use loligo_config::id::{CoreId, Epoch, ObjectVersion};
+use loligo_config::limits::{OBJECT_ORDER_MAX, OP_BLOCKS_MAX, OP_DATA_LEN_MAX, PG_WRITES_IN_FLIGHT_MAX};
+use loligo_net::wire::op::{Guard, OpKind, OpReply, OpRequest, OpStatus, Residence};
+use loligo_reactor::env::Instant;
+use slab::Slab;
+use std::collections::VecDeque;
+
+/// Ops that one PG holds besides its writes in flight. Guessed: twice the writes in flight.
+pub const OPS_HELD_MAX: usize = 2 * PG_WRITES_IN_FLIGHT_MAX;
+const OBJECT_LEN_MAX: u32 = 1 << OBJECT_ORDER_MAX;
+
+/// An op as it arrived.
+#[derive(Debug)]
+pub struct Arrival {
+    /// The op.
+    pub request: OpRequest,
+    /// The client's epoch.
+    pub epoch: Epoch,
+    /// Its data.
+    pub payload: Option<Payload>,
+    /// Who waits for it.
+    pub from: Requester,
+    /// When it arrived.
+    pub arrived: Instant,
+}
+
+/// An op that is not yet a write in flight.
+#[derive(Debug)]
+pub struct Op {
+    /// The op.
+    pub request: OpRequest,
+    /// Its data.
+    pub payload: Option<Payload>,
+    /// Who waits for it; nobody when the connection is gone.
+    pub from: Option<Requester>,
+    /// When it arrived.
+    pub arrived: Instant,
+    /// The blocks that it depends on.
+    pub range: BlockRange,
+    /// Tells its reads from those of an earlier op in the same place of the table.
+    pub generation: u32,
+    /// What it waits for.
+    pub state: OpState,
+}
+
+/// See the picture at the top of the file.
+#[derive(Debug)]
+pub enum OpState {
+    /// For its turn.
+    Waiting,
+    /// For the old contents of its first and last block.
+    Merging(Merge),
+    /// For its data.
+    Reading,
+    /// It has read a version that is not yet durable on every member.
+    Held {
+        /// The blocks.
+        data: ReadData,
+        /// Goes when this version is.
+        until: ObjectVersion,
+        /// The device reads, in nanoseconds.
+        device_ns: u32,
+    },
+}
+
+/// All ops of a PG that are not yet writes in flight.
+#[derive(Debug, Default)]
+pub struct OpTable {
+    /// The ops.
+    pub ops: Slab<Op>,
+    waiting: VecDeque<usize>,
+    merging: Vec<usize>,
+    /// Reads in state `Held`.
+    pub held: Vec<usize>,
+    generation: u32,
+    may_go_on: bool,
+}
+
+impl OpTable {
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.ops.is_empty()
+    }
+
+    /// Nobody waits any more at this connection.
+    pub fn forget(&mut self, from: Requester) {
+        for (_, op) in &mut self.ops {
+            op.from = op.from.filter(|requester| *requester != from);
+        }
+    }
+
+    /// A write is no longer in flight, or a merge is done: waiting ops may start.
+    pub fn wake(&mut self) {
+        self.may_go_on = true;
+    }
+
+    fn insert(&mut self, arrival: Arrival, range: BlockRange) -> usize {
+        self.generation = self.generation.wrapping_add(1) & 0x1f_ffff;
+        let Arrival { request, payload, from, arrived, .. } = arrival;
+        self.ops.insert(Op {
+            request,
+            payload,
+            from: Some(from),
+            arrived,
+            range,
+            generation: self.generation,
+            state: OpState::Waiting,
+        })
+    }
+
+    /// Takes an op out of the table.
+    pub fn take(&mut self, index: usize) -> Op {
+        let op = self.ops.remove(index);
+        if matches!(op.state, OpState::Merging(_)) {
+            self.merging.retain(|merging| *merging != index);
+            self.may_go_on = true;
+        }
+        op
+    }
+
+    fn conflicts(&self, index: usize, earlier_waiting: usize) -> bool {
+        let op = &self.ops[index];
+        let earlier = self.waiting.iter().take(earlier_waiting).chain(&self.merging);
+        earlier.map(|other| &self.ops[*other]).any(|other| {
+            other.range.overlaps(op.range) && (other.request.kind.is_write() || op.request.kind.is_write())
+        })
+    }
+}
+
+fn span_of(request: &OpRequest) -> Option<Span> {
+    let end = request.offset.checked_add(request.len)?;
+    (request.len > 0 && end <= OBJECT_LEN_MAX).then_some(Span { offset: request.offset, len: request.len })
+}
+
+/// The blocks on which a valid op depends; `None`: the op makes no sense.
+fn range_of(request: &OpRequest, payload: Option<&Payload>) -> Option<BlockRange> {
+    let object = request.object;
+    if matches!(request.kind, OpKind::Remove | OpKind::Watch | OpKind::Unwatch) {
+        return Some(BlockRange::whole(object));
+    }
+    let span = span_of(request)?;
+    let is_sized = match request.kind {
+        OpKind::Read => span.len <= OP_DATA_LEN_MAX,
+        OpKind::Write => {
+            let pieces = span.blocks() as usize * 4;
+            span.len <= OP_DATA_LEN_MAX
+                && span.blocks() as usize <= OP_BLOCKS_MAX
+                && payload.is_some_and(|payload| {
+                    payload.data.len() == span.len as usize
+                        && payload.checksums.as_ref().is_none_or(|list| list.len() == pieces)
+                })
+        }
+        OpKind::WriteZeroes => span.is_whole_blocks() || span.blocks() as usize <= OP_BLOCKS_MAX,
+        _ => true,
+    };
+    if !is_sized {
+        return None;
+    }
+    if request.guard != Guard::Any {
+        return Some(BlockRange::whole(object));
+    }
+    Some(BlockRange { object, block: span.first_block(), count: span.blocks() })
+}
+
+impl Pg {
+    pub(super) fn on_op<S: PgStore>(&mut self, cx: &mut Context<'_, S>, arrival: Arrival, out: &mut Actions) {
+        let request = arrival.request;
+        let refusal = self.refusal(cx, &arrival);
+        if let Some(status) = refusal {
+            return self.refuse(cx, &arrival.request, Some(arrival.from), arrival.arrived, status, out);
+        }
+        if request.kind.is_write() && self.join(&arrival) {
+            return;
+        }
+        let Some(range) = range_of(&request, arrival.payload.as_ref()) else {
+            return self.refuse(cx, &request, Some(arrival.from), arrival.arrived, OpStatus::Invalid, out);
+        };
+        match request.kind {
+            OpKind::Watch if !self.watches.add(request.object, arrival.from) => {
+                return self.refuse(cx, &request, Some(arrival.from), arrival.arrived, OpStatus::Busy, out);
+            }
+            OpKind::Unwatch => self.watches.remove(request.object, arrival.from),
+            _ => {}
+        }
+        if self.ops.ops.len() >= OPS_HELD_MAX {
+            self.counters.busy += 1;
+            return self.refuse(cx, &request, Some(arrival.from), arrival.arrived, OpStatus::Busy, out);
+        }
+        let index = self.ops.insert(arrival, range);
+        if self.may_start(cx, index, self.ops.waiting.len()) {
+            self.start_op(cx, index, out);
+        } else {
+            self.ops.waiting.push_back(index);
+        }
+    }
+
+    fn refusal<S: PgStore>(&self, cx: &Context<'_, S>, arrival: &Arrival) -> Option<OpStatus> {
+        let request = &arrival.request;
+        if request.pg != self.id || request.object.pool != self.id.pool {
+            return Some(OpStatus::Invalid);
+        }
+        if !self.is_primary() {
+            return Some(OpStatus::NotPrimary);
+        }
+        if arrival.epoch < self.since() {
+            return Some(OpStatus::StaleEpoch);
+        }
+        if !matches!(self.phase, Phase::Active) {
+            return Some(OpStatus::NotActive);
+        }
+        cx.is_fenced(request.op.session).then_some(OpStatus::Fenced)
+    }
+
+    /// An op that is here already, sent again: its reply goes to where it was asked for last.
+    fn join(&mut self, arrival: &Arrival) -> bool {
+        let op = arrival.request.op;
+        let held = self.ops.ops.iter_mut().map(|(_, held)| (held.request.op, &mut held.from));
+        let in_flight = self.replication.in_flight_mut().map(|write| (write.message.op, &mut write.from));
+        match held.chain(in_flight).find(|(id, _)| *id == op) {
+            Some((_, from)) => {
+                *from = Some(arrival.from);
+                true
+            }
+            None => false,
+        }
+    }
+
+    fn may_start<S: PgStore>(&self, cx: &Context<'_, S>, index: usize, earlier_waiting: usize) -> bool {
+        let op = &self.ops.ops[index];
+        let request = &op.request;
+        // Every merge becomes a write in flight.
+        if request.kind.is_write() && !self.replication.has_room_for(self.ops.merging.len() + 1) {
+            return false;
+        }
+        if self.ops.conflicts(index, earlier_waiting) {
+            return false;
+        }
+        let is_plain_write = match request.kind {
+            _ if request.guard != Guard::Any => false,
+            OpKind::Write => span_of(request).is_some_and(Span::is_whole_blocks),
+            // Nothing is logged for an object that does not exist; whether it does must be durable then.
+            OpKind::Discard | OpKind::WriteZeroes | OpKind::Remove => {
+                cx.store.object_version(request.object).is_some()
+                    && (request.kind != OpKind::WriteZeroes
+                        || span_of(request).is_some_and(Span::is_whole_blocks))
+            }
+            _ => false,
+        };
+        is_plain_write || !self.replication.overlaps(op.range)
+    }
+
+    pub(super) fn start_waiting_ops<S: PgStore>(&mut self, cx: &mut Context<'_, S>, out: &mut Actions) {
+        if !std::mem::take(&mut self.ops.may_go_on) {
+            return;
+        }
+        let mut at = 0;
+        while let Some(index) = self.ops.waiting.get(at).copied() {
+            if self.may_start(cx, index, at) {
+                self.ops.waiting.remove(at);
+                self.start_op(cx, index, out);
+            } else {
+                at += 1;
+            }
+        }
+    }
+
+    fn start_op<S: PgStore>(&mut self, cx: &mut Context<'_, S>, index: usize, out: &mut Actions) {
+        let request = self.ops.ops[index].request;
+        let version = cx.store.object_version(request.object);
+        if request.kind.is_write() && !self.is_new(cx, index, out) {
+            return;
+        }
+        if let Guard::Version(wanted) = request.guard
+            && wanted != version
+        {
+            return self.finish_refused(cx, index, OpStatus::VersionMismatch, out);
+        }
+        match request.kind {
+            OpKind::Read => self.start_read(cx, index, out),
+            OpKind::Extents => self.reply_extents(cx, index, out),
+            OpKind::Watch | OpKind::Unwatch => self.finish_without_change(cx, index, out),
+            OpKind::Remove if !version.is_some() => self.finish_without_change(cx, index, out),
+            OpKind::Discard | OpKind::WriteZeroes if !version.is_some() => {
+                self.finish_without_change(cx, index, out);
+            }
+            OpKind::Remove => {
+                let change = Change::Remove { object: request.object };
+                self.submit_write(cx, index, change, out);
+            }
+            OpKind::Discard => self.start_free(cx, index, out),
+            OpKind::Write | OpKind::WriteZeroes => self.start_write(cx, index, out),
+        }
+    }
+
+    /// Whether a write is to be applied: its session may, and it was not applied before.
+    fn is_new<S: PgStore>(&mut self, cx: &mut Context<'_, S>, index: usize, out: &mut Actions) -> bool {
+        let op = self.ops.ops[index].request.op;
+        if cx.is_fenced(op.session) {
+            self.finish_refused(cx, index, OpStatus::Fenced, out);
+            return false;
+        }
+        match cx.store.op_lookup(self.id, op) {
+            OpLookup::New => true,
+            OpLookup::Applied(version) => {
+                // What is applied and no longer in flight is durable on every member.
+                let copies = self.copies();
+                let op = self.ops.take(index);
+                self.reply(&op.request, op.from, op.arrived, OpEnd { version, copies, ..OpEnd::DONE }, out);
+                false
+            }
+            OpLookup::Forgotten => {
+                self.finish_refused(cx, index, OpStatus::Invalid, out);
+                false
+            }
+            OpLookup::SessionExpired => {
+                self.finish_refused(cx, index, OpStatus::SessionExpired, out);
+                false
+            }
+        }
+    }
+
+    fn start_free<S: PgStore>(&mut self, cx: &mut Context<'_, S>, index: usize, out: &mut Actions) {
+        let request = self.ops.ops[index].request;
+        let (block, count) = span_of(&request).map_or((0, 0), Span::inner_blocks);
+        if count == 0 {
+            return self.finish_without_change(cx, index, out);
+        }
+        self.submit_write(cx, index, Change::Free { object: request.object, block, count }, out);
+    }
+
+    fn start_write<S: PgStore>(&mut self, cx: &mut Context<'_, S>, index: usize, out: &mut Actions) {
+        let op = &mut self.ops.ops[index];
+        let object = op.request.object;
+        let Some(span) = span_of(&op.request) else {
+            return self.finish_refused(cx, index, OpStatus::Invalid, out);
+        };
+        if !span.is_whole_blocks() {
+            return self.start_merge(cx, index, span, out);
+        }
+        let block = span.first_block();
+        if op.request.kind == OpKind::WriteZeroes {
+            let count = span.blocks();
+            return self.submit_write(cx, index, Change::Free { object, block, count }, out);
+        }
+        let Some(Payload { data, checksums }) = op.payload.take() else {
+            return self.finish_refused(cx, index, OpStatus::Invalid, out);
+        };
+        match checksums.map_or_else(|| blocks::checksums_of(cx.pool, &data), Ok) {
+            Ok(checksums) => {
+                self.submit_write(cx, index, Change::Write { object, block, data, checksums }, out);
+            }
+            Err(_) => self.finish_refused(cx, index, OpStatus::Busy, out),
+        }
+    }
+
+    fn start_merge<S: PgStore>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        index: usize,
+        span: Span,
+        out: &mut Actions,
+    ) {
+        let op = &mut self.ops.ops[index];
+        let data = op.payload.as_ref().map(|payload| &payload.data[..]);
+        let Ok(mut merge) = Merge::new(cx.pool, span, data) else {
+            return self.finish_refused(cx, index, OpStatus::Busy, out);
+        };
+        let (object, generation) = (op.request.object, op.generation);
+        let last = span.first_block() + span.blocks() - 1;
+        let edges =
+            [(span.has_partial_head(), span.first_block(), false), (span.has_partial_tail(), last, true)];
+        for (_, block, is_tail) in edges.into_iter().filter(|(is_partial, ..)| *is_partial) {
+            let range = BlockRange { object, block, count: 1 };
+            let ticket = self.read_ticket(index, generation, is_tail);
+            if cx.store.read(range, self.id, ticket).is_err() {
+                // A read that was begun comes back to nobody.
+                return self.finish_refused(cx, index, OpStatus::Busy, out);
+            }
+            merge.pending += 1;
+        }
+        self.ops.ops[index].state = OpState::Merging(merge);
+        self.ops.merging.push(index);
+    }
+
+    /// The old contents of one edge block are here.
+    pub(super) fn on_edge_read<S: PgStore>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        index: usize,
+        is_tail: bool,
+        old: &ReadData,
+        out: &mut Actions,
+    ) {
+        let op = &mut self.ops.ops[index];
+        let OpState::Merging(merge) = &mut op.state else { return };
+        merge.fill_edge(is_tail, old.data.as_deref());
+        if merge.pending > 0 {
+            return;
+        }
+        let OpState::Merging(merge) = std::mem::replace(&mut op.state, OpState::Waiting) else { return };
+        self.ops.merging.retain(|merging| *merging != index);
+        self.ops.may_go_on = true;
+        let op = &mut self.ops.ops[index];
+        let (object, block) = (op.request.object, op.request.offset / loligo_config::units::BLOCK_SIZE);
+        let payload = op.payload.take();
+        let given = payload.as_ref().and_then(|payload| payload.checksums.as_deref());
+        match merge.finish(cx.pool, given) {
+            Ok((data, checksums)) if !cx.is_fenced(op.request.op.session) => {
+                self.submit_write(cx, index, Change::Write { object, block, data, checksums }, out);
+            }
+            Ok(_) => self.finish_refused(cx, index, OpStatus::Fenced, out),
+            Err(_) => self.finish_refused(cx, index, OpStatus::Busy, out),
+        }
+    }
+
+    // ----------------------------------------------------------------------------------------- replies
+
+    pub(super) fn copies(&self) -> u8 {
+        u8::try_from(self.acting().len()).expect("an acting set has at most POOL_SIZE_MAX members")
+    }
+
+    pub(super) fn finish_refused<S: PgStore>(
+        &mut self,
+        cx: &Context<'_, S>,
+        index: usize,
+        status: OpStatus,
+        out: &mut Actions,
+    ) {
+        if status == OpStatus::Busy {
+            self.counters.busy += 1;
+        }
+        let op = self.ops.take(index);
+        self.refuse(cx, &op.request, op.from, op.arrived, status, out);
+    }
+
+    fn finish_without_change<S: PgStore>(&mut self, cx: &Context<'_, S>, index: usize, out: &mut Actions) {
+        let op = self.ops.take(index);
+        let version = cx.store.object_version(op.request.object);
+        let copies = if op.request.kind.is_write() { self.copies() } else { 0 };
+        self.reply(&op.request, op.from, op.arrived, OpEnd { version, copies, ..OpEnd::DONE }, out);
+    }
+
+    fn refuse<S: PgStore>(
+        &self,
+        cx: &Context<'_, S>,
+        request: &OpRequest,
+        from: Option<Requester>,
+        arrived: Instant,
+        status: OpStatus,
+        out: &mut Actions,
+    ) {
+        // Only the guard needs the version, and only then is it known to be durable.
+        let version = match status {
+            OpStatus::VersionMismatch => cx.store.object_version(request.object),
+            _ => ObjectVersion::NONE,
+        };
+        self.reply(request, from, arrived, OpEnd { status, version, ..OpEnd::DONE }, out);
+    }
+
+    pub(super) fn reply(
+        &self,
+        request: &OpRequest,
+        from: Option<Requester>,
+        arrived: Instant,
+        end: OpEnd,
+        out: &mut Actions,
+    ) {
+        let Some(to) = from else { return };
+        let OpEnd { status, version, copies, residence, payload } = end;
+        let len = payload.as_ref().map_or(0, |payload| payload.data.len());
+        let reply = OpReply {
+            op: request.op,
+            status,
+            version,
+            offset: if request.kind == OpKind::Extents { 0 } else { request.offset },
+            len: u32::try_from(len).expect("data of one op is below 4 GiB"),
+            core: CoreId(0),
+            copies,
+            residence,
+        };
+        out.push_back(PgAction::Reply { to, reply, payload, arrived });
+    }
+
+    /// The interval is over for this primary: every op is given back, whether it was applied or not. The client sends
+    /// it again, and the op-id table tells.
+    pub(super) fn abandon_ops(&mut self, out: &mut Actions) {
+        let end = || OpEnd { status: OpStatus::NotActive, ..OpEnd::DONE };
+        while let Some(InFlight { request, from, arrived, .. }) = self.replication.abandon_next() {
+            self.reply(&request, from, arrived, end(), out);
+        }
+        let mut ops = std::mem::take(&mut self.ops.ops);
+        for op in ops.drain() {
+            self.reply(&op.request, op.from, op.arrived, end(), out);
+        }
+        self.ops.ops = ops;
+        self.ops.waiting.clear();
+        self.ops.merging.clear();
+        self.ops.held.clear();
+    }
+}
+
+/// How an op ended.
+#[derive(Debug)]
+pub struct OpEnd {
+    /// See `OpReply`.
+    pub status: OpStatus,
+    /// See `OpReply`.
+    pub version: ObjectVersion,
+    /// See `OpReply`.
+    pub copies: u8,
+    /// See `OpReply`.
+    pub residence: Residence,
+    /// The data.
+    pub payload: Option<Payload>,
+}
+
+impl OpEnd {
+    /// Done, with nothing to say.
+    pub const DONE: Self = Self {
+        status: OpStatus::Done,
+        version: ObjectVersion::NONE,
+        copies: 0,
+        residence: Residence {
+            primary_ns: 0,
+            submit_ns: 0,
+            device_ns: 0,
+            replica_ns: 0,
+            replica_residence_ns: 0,
+            replica_device_ns: 0,
+        },
+        payload: None,
+    };
+}
