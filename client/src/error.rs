@@ -1,6 +1,5 @@
 //! Errors, grouped by what the caller does next.
 
-use loligo_config::id::PoolId;
 use loligo_config::limits::NAME_LEN_MAX;
 use loligo_net::wire::handshake::RefuseReason;
 
@@ -105,12 +104,15 @@ pub enum ImageError {
         #[source]
         source: crate::image::document::DocumentError,
     },
+    /// The image has features that this program does not know.
+    #[error("the image has features that this version cannot handle (bits {features:#x}): use a newer one")]
+    Unsupported {
+        /// The unknown feature bits.
+        features: u64,
+    },
     /// An operation on an object failed.
     #[error("{0}")]
     Io(#[from] IoError),
-    /// The pool was removed meanwhile.
-    #[error("pool {0} was removed")]
-    PoolGone(PoolId),
 }
 
 /// Which value of a request is out of range.
@@ -143,7 +145,9 @@ pub enum CommandError {
     },
     /// The connection to the mon was lost after the command was sent, and it is not known to be harmless to send
     /// it again.
-    #[error("the connection to the mon was lost: the command may or may not have been carried out; check, then try again")]
+    #[error(
+        "the connection to the mon was lost: the command may or may not have been carried out; check, then try again"
+    )]
     MaybeApplied,
     /// The request is too large.
     #[error("the command is too long")]

@@ -5,13 +5,19 @@
 //! line and tests), [`frontend`] (protocols that serve images to others).
 #![deny(unsafe_code)]
 
+pub mod blocking;
+mod client;
 pub mod error;
 pub mod event;
 pub mod frontend;
 pub mod image;
+pub mod objecter;
 
+pub use client::{Client, ClientSettings};
 pub use error::{CommandError, ConnectError, ImageError, InvalidImage, IoError};
 pub use event::{
-    AdminReply, ClientEvent, Extent, IO_LEN_MAX, ImageHandle, ImageIo, IoDone, ListEntry, Progress, Usage, Waterfall,
+    AdminReply, ClientEvent, Extent, IO_LEN_MAX, ImageHandle, ImageIo, IoDone, ListEntry, Progress, Usage,
+    Waterfall,
 };
 pub use image::header::{CreateOptions, ImageHeader};
+pub use image::stats::{ImageStats, KindStats};

@@ -189,9 +189,7 @@ impl Document for ImageHeader {
         check_order(self.order).is_ok()
             && check_size(self.size, self.order).is_ok()
             && self.id.0 != 0
-            && self.trim.is_none_or(|trim| {
-                trim.end >= self.size && check_size(trim.end, self.order).is_ok()
-            })
+            && self.trim.is_none_or(|trim| trim.end >= self.size && check_size(trim.end, self.order).is_ok())
     }
 }
 
