@@ -1,1 +1,0 @@
-//! Object → PG → ordered OSD set.
