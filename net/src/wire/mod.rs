@@ -12,6 +12,8 @@ pub mod mon;
 pub mod op;
 pub mod peering;
 pub mod replica;
+#[cfg(test)]
+pub(crate) mod samples;
 
 pub(crate) use codec::Plan;
 pub use codec::{
