@@ -8,3 +8,5 @@ mod ring;
 mod socket;
 pub mod stream;
 pub mod tcp;
+#[cfg(test)]
+mod tests;

@@ -34,7 +34,8 @@ pub(super) struct OpKey(usize);
 pub(super) struct SocketRing {
     owner: RingOwner,
     slots: Slab<Slot>,
-    spare: Vec<Box<Batch>>,
+    /// Raw as in [`Op::Send`], so that one pointer is all that ever reaches a batch.
+    spare: Vec<*mut Batch>,
     /// Failed at once for want of room in the ring; reported like completions.
     refused: VecDeque<(Tag, Done)>,
     nudged: bool,
@@ -240,8 +241,9 @@ impl SocketRing {
 
     /// Sends pieces from the front of `queue`, as many as one batch takes, until all are sent or the socket fails.
     pub fn send(&mut self, fd: &Rc<OwnedFd>, tag: Tag, queue: &mut VecDeque<SharedBuffer>) -> OpKey {
-        let batch = Box::into_raw(self.spare.pop().unwrap_or_else(Batch::new));
-        // SAFETY: the batch is alive and only this function has it.
+        let batch = self.spare.pop().unwrap_or_else(|| Box::into_raw(Batch::new()));
+        // SAFETY: batches come from `Box::into_raw` and are freed only in `drop`; one that is spare or new is in no
+        // slot, so this function alone has it.
         let inner = unsafe { &mut *batch };
         inner.header.msg_iovlen = 0;
         while inner.pieces.len() < BATCH_PIECES_MAX {
@@ -344,13 +346,9 @@ impl SocketRing {
                 Done::Received { buffer, from, result: count, more: cqueue::sock_nonempty(flags) }
             }
             Op::Send { batch, .. } => {
-                // SAFETY: made by `Box::into_raw` in `send`; the slot is gone, so this is the only one left, and the
-                // kernel is done with it.
-                let mut batch = unsafe { Box::from_raw(batch) };
-                let left = batch.take_unsent(count.unwrap_or(0));
-                if self.spare.len() < 16 {
-                    self.spare.push(batch);
-                }
+                // SAFETY: the batch is alive, its slot is gone, and the kernel is done with it.
+                let left = unsafe { &mut *batch }.take_unsent(count.unwrap_or(0));
+                self.spare.push(batch);
                 Done::Sent { left, result: count }
             }
             Op::Timer { .. } => Done::Elapsed,
@@ -403,6 +401,10 @@ impl Drop for SocketRing {
         }
         for (_, slot) in slots {
             self.finish(slot.op, -libc::ECANCELED, 0);
+        }
+        for batch in self.spare.drain(..) {
+            // SAFETY: made by `Box::into_raw`; with all slots finished every batch is spare, once.
+            drop(unsafe { Box::from_raw(batch) });
         }
     }
 }

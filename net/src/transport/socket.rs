@@ -346,7 +346,11 @@ impl SocketSet {
         let Some(index) = self.open_index(id) else {
             return true;
         };
-        let Ok(buffer) = self.pool.alloc(self.connections[index].staging_len) else {
+        let wanted = self.connections[index].staging_len;
+        // Memory of a pool keeps its size class, so that one class may be exhausted and another not.
+        let lens = [wanted, STAGING_LEN_MIN, STAGING_LEN_UNTRUSTED];
+        let smaller = lens.into_iter().filter(|len| *len <= wanted);
+        let Some(buffer) = smaller.flat_map(|len| self.pool.alloc(len)).next() else {
             return false;
         };
         self.receive(id, buffer, 0, false);
@@ -504,8 +508,8 @@ impl SocketSet {
             (State::Open, Ok(count)) => {
                 let to = from + count;
                 if connection.trusted {
-                    let room = count.saturating_mul(2).next_power_of_two();
-                    connection.staging_len = room.clamp(STAGING_LEN_MIN, STAGING_LEN_MAX);
+                    connection.staging_len =
+                        if count < STAGING_LEN_MIN { STAGING_LEN_MIN } else { STAGING_LEN_MAX };
                 }
                 self.events.push_back(SocketEvent::Received { connection: id, buffer, from, to });
             }

@@ -31,7 +31,7 @@ pub(super) enum Unit {
 #[derive(Debug)]
 pub(super) enum Content {
     /// While in flight: the caller's buffers, as a device would read them by DMA.
-    Lent(WriteList),
+    Lent(Box<WriteList>),
     /// Afterwards: the device's own memory.
     Own(Vec<u8>),
     Zeroes,

@@ -366,7 +366,7 @@ impl<B: Backing> Model<B> {
             return;
         };
         let content = match &flight.op {
-            DiskOp::Write { data, .. } => Content::Lent(data.clone()),
+            DiskOp::Write { data, .. } => Content::Lent(Box::new(data.clone())),
             DiskOp::WriteZeroes { .. } => Content::Zeroes,
             DiskOp::Discard { .. } if self.geometry.discards => {
                 Content::Discarded { seed: self.prng.next_u64() }

@@ -455,7 +455,7 @@ fn power_cuts_leave_only_values_that_the_history_allows() {
 fn history(seed: u64) {
     let mut dice = Prng::new(seed);
     let write_cache = if seed % 4 == 3 { WriteCache::None } else { WriteCache::Volatile };
-    let tears_blocks = seed % 3 != 0;
+    let tears_blocks = !seed.is_multiple_of(3);
     let destage_per_poll = (seed % 3) as u32;
     let options =
         ModelOptions { seed, write_cache, tears_blocks, destage_per_poll, ..ModelOptions::default() };
