@@ -193,3 +193,123 @@ impl<T: Send> Receiver<T> {
         self.shared.queue.is_empty()
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_mailbox_returns_the_message() {
+        let (sender, receiver) = mailbox(2);
+        sender.send(1).unwrap();
+        sender.clone().send(2).unwrap();
+        assert_eq!(sender.send(3).unwrap_err().0, 3);
+        assert_eq!((receiver.receive(), receiver.len()), (Some(1), 1));
+        sender.send(3).unwrap();
+        assert_eq!((receiver.receive(), receiver.receive(), receiver.receive()), (Some(2), Some(3), None));
+        assert!(receiver.is_empty());
+    }
+
+    #[test]
+    fn a_token_keeps_the_owner_awake_once() {
+        let bell = Bell::new();
+        assert!(!bell.ring(), "not parked: nobody to wake");
+        assert!(!bell.prepare_to_park());
+        assert!(bell.prepare_to_park());
+        assert!(bell.is_parked());
+        assert!(bell.ring(), "parked: wake it");
+        assert!(!bell.ring(), "but only once");
+        bell.leave_park();
+        assert!(bell.prepare_to_park());
+    }
+
+    #[test]
+    fn what_was_sent_before_attaching_is_looked_for() {
+        let (sender, receiver) = mailbox(2);
+        sender.send(1).unwrap();
+        let waker = Waker::new().unwrap();
+        receiver.attach(waker.clone());
+        assert!(!waker.bell().prepare_to_park(), "there may be messages");
+        assert!(waker.bell().prepare_to_park());
+        sender.send(2).unwrap();
+        assert!(!waker.bell().is_parked());
+    }
+}
+
+/// `RUSTFLAGS="--cfg loom" cargo test -p loligo-reactor --release mailbox::loom_tests`: every order of events between
+/// a reactor that parks and two senders. The queue is a counter and the eventfd a condition variable, since loom
+/// knows neither crossbeam's queue nor system calls.
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::Bell;
+    use loom::sync::atomic::{AtomicUsize, Ordering};
+    use loom::sync::{Arc, Condvar, Mutex};
+    use loom::thread;
+
+    struct World {
+        bell: Bell,
+        queued: AtomicUsize,
+        event: Mutex<bool>,
+        signal: Condvar,
+    }
+
+    impl World {
+        fn send(&self) {
+            // As weak as a queue's push may be.
+            self.queued.fetch_add(1, Ordering::Release);
+            if self.bell.ring() {
+                *self.event.lock().unwrap() = true;
+                self.signal.notify_one();
+            }
+        }
+
+        /// The loop of a reactor: look, and park when there was nothing. loom reports a wake-up that is lost as
+        /// a deadlock.
+        fn receive(&self, wanted: usize) {
+            while self.queued.load(Ordering::Acquire) < wanted {
+                if !self.bell.prepare_to_park() {
+                    continue;
+                }
+                let mut event = self.event.lock().unwrap();
+                while !*event {
+                    event = self.signal.wait(event).unwrap();
+                }
+                *event = false;
+                drop(event);
+                self.bell.leave_park();
+            }
+        }
+    }
+
+    fn check(senders: usize) {
+        let mut model = loom::model::Builder::new();
+        // All orders with up to three preemptions; without a bound two senders take half a minute.
+        model.preemption_bound = Some(3);
+        model.check(move || {
+            let world = Arc::new(World {
+                bell: Bell::new(),
+                queued: AtomicUsize::new(0),
+                event: Mutex::new(false),
+                signal: Condvar::new(),
+            });
+            let threads: Vec<_> = (0..senders)
+                .map(|_| {
+                    let world = Arc::clone(&world);
+                    thread::spawn(move || world.send())
+                })
+                .collect();
+            world.receive(senders);
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+        });
+    }
+
+    #[test]
+    fn no_wake_up_is_lost_with_one_sender() {
+        check(1);
+    }
+
+    #[test]
+    fn no_wake_up_is_lost_with_two_senders() {
+        check(2);
+    }
+}

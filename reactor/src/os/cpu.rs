@@ -57,7 +57,6 @@ fn no_such_core(core: usize) -> io::Error {
 /// abstract Unix socket, of which no file is left behind. (Reactors in other network namespaces do not see it.)
 #[derive(Debug)]
 pub struct CoreClaim {
-    place: usize,
     _socket: UnixDatagram,
     _alone: Option<UnixDatagram>,
 }
@@ -129,7 +128,7 @@ impl CoreClaim {
                 None if alone => return Err(ClaimError::Shared { core }),
                 None => {}
                 Some(socket) if claim.is_none() => {
-                    claim = Some((place, socket));
+                    claim = Some(socket);
                     if !alone {
                         break;
                     }
@@ -138,13 +137,8 @@ impl CoreClaim {
                 Some(_) => {}
             }
         }
-        let (place, socket) = claim.ok_or(ClaimError::Shared { core })?;
-        Ok(Self { place, _socket: socket, _alone: alone.then_some(gate) })
-    }
-
-    /// Whether another reactor was there first.
-    pub fn is_second(&self) -> bool {
-        self.place > 0
+        let socket = claim.ok_or(ClaimError::Shared { core })?;
+        Ok(Self { _socket: socket, _alone: alone.then_some(gate) })
     }
 }
 
@@ -172,10 +166,9 @@ mod tests {
     }
 
     #[test]
-    fn sharers_see_each_other_and_loners_are_alone() {
+    fn sharers_may_be_many_and_loners_are_alone() {
         let one = CoreClaim::new(FIRST, false).unwrap();
         let other = CoreClaim::new(FIRST, false).unwrap();
-        assert!(!one.is_second() && other.is_second());
         drop(one);
         assert!(matches!(CoreClaim::new(FIRST, true), Err(ClaimError::Shared { .. })));
         drop(other);

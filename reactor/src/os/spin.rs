@@ -26,12 +26,11 @@ pub(super) struct Spin {
     /// Since when an answer is waited for without any event.
     since: Instant,
     last_bad: Instant,
-    last_loss: Option<Instant>,
 }
 
 impl Spin {
     pub(super) fn new(max: Duration) -> Self {
-        Self { max, limit: max, since: Instant(0), last_bad: Instant(0), last_loss: None }
+        Self { max, limit: max, since: Instant(0), last_bad: Instant(0) }
     }
 
     pub(super) fn limit(&self) -> Duration {
@@ -66,19 +65,13 @@ impl Spin {
         false
     }
 
-    /// A round without work took `time`.
+    /// A round without work took `time`. True: much of it was lost to others.
     pub(super) fn idle_round(&mut self, now: Instant, time: Duration) -> bool {
         let lost = time >= LOSS;
         if lost {
-            self.last_loss = Some(now);
             self.shrink(now);
         }
         lost
-    }
-
-    /// Whether others were seen to want the core lately.
-    pub(super) fn is_contended(&self, now: Instant) -> bool {
-        self.last_loss.is_some_and(|loss| now.since(loss) < RECOVERY)
     }
 
     fn shrink(&mut self, now: Instant) {
@@ -137,10 +130,7 @@ mod tests {
     fn time_lost_to_others_shortens_it() {
         let mut spin = Spin::new(SPIN_MAX);
         assert!(!spin.idle_round(at(0), Duration::from_micros(100)));
-        assert!(!spin.is_contended(at(0)));
         assert!(spin.idle_round(at(10), Duration::from_millis(3)));
         assert_eq!(spin.limit(), SPIN_MAX / 2);
-        assert!(spin.is_contended(at(11)));
-        assert!(!spin.is_contended(at(20_011)));
     }
 }
