@@ -63,6 +63,9 @@ struct Slab {
     base: NonNull<u8>,
     len: usize,
     huge: bool,
+    /// The size class of all its buffers, and how many of them are in use.
+    class: usize,
+    used: u32,
 }
 
 /// Where one buffer's memory is; allocated once and recycled with it.
@@ -102,12 +105,15 @@ impl BufferPool {
         let class = class_of(len).ok_or(exhausted)?;
         let mut state = self.inner.state.borrow_mut();
         if state.free[class].is_empty() {
-            state.grow(class, self.inner.limit).ok_or(exhausted)?;
+            let more = state.grow(class, self.inner.limit);
+            more.or_else(|| state.repurpose(class)).ok_or(exhausted)?;
         }
         let slot = state.free[class].pop().expect("the class has just grown");
         // SAFETY: slots live as long as their pool, which `pool` below keeps alive, and a slot in the free list has
         // no other user.
-        unsafe { slot.as_ref() }.references.set(1);
+        let entry = unsafe { slot.as_ref() };
+        entry.references.set(1);
+        state.slabs[entry.slab].used += 1;
         Ok(Buffer { raw: Raw { slot, pool: Rc::clone(&self.inner) }, len })
     }
 
@@ -161,27 +167,64 @@ impl PoolState {
         if self.mapped.checked_add(len)? > limit {
             return None;
         }
-        let slab = Slab::map(len)?;
-        let index = self.slabs.len();
-        for at in (0..len).step_by(class_len(class)) {
+        let slab = Slab::map(len, class)?;
+        if !slab.huge && self.slabs.is_empty() {
+            tracing::debug!("no huge pages to be had (see vm.nr_hugepages): buffers are in normal pages");
+        }
+        self.mapped += len;
+        self.slabs.push(slab);
+        self.cut(self.slabs.len() - 1, class);
+        Some(())
+    }
+
+    /// Gives a slab that is free as a whole to a class that may not grow: what a burst of large buffers has mapped
+    /// must serve small ones later, or the pool would stay exhausted for them.
+    fn repurpose(&mut self, class: usize) -> Option<()> {
+        let index = self.slabs.iter().position(|slab| slab.used == 0 && slab.len >= class_len(class))?;
+        let old = self.slabs[index].class;
+        self.free[old].retain(|slot| {
+            // SAFETY: slots in a free list are alive until they are taken out of it for good, which is done below.
+            let keep = unsafe { slot.as_ref() }.slab != index;
+            if !keep {
+                // SAFETY: made by `Box::leak`; no buffer refers to it, since none of its slab is in use, and it
+                // leaves the only list that does.
+                drop(unsafe { Box::from_raw(slot.as_ptr()) });
+            }
+            keep
+        });
+        self.slabs[index].class = class;
+        self.cut(index, class);
+        Some(())
+    }
+
+    /// Makes the slots of a slab.
+    fn cut(&mut self, index: usize, class: usize) {
+        let slab = &self.slabs[index];
+        let free = &mut self.free[class];
+        // Room for all slots of the class, so that giving a buffer back never allocates.
+        let slots: usize = self
+            .slabs
+            .iter()
+            .filter(|slab| slab.class == class)
+            .map(|slab| slab.len / class_len(class))
+            .sum();
+        free.reserve(slots - free.len());
+        // Backwards, since the last is used first: the lowest addresses, so that few pages become resident.
+        for at in (0..slab.len).step_by(class_len(class)).rev() {
             // SAFETY: `at` is within the slab's mapping.
             let base = unsafe { slab.base.add(at) };
             let slot = Box::new(Slot { base, class, slab: index, references: Cell::new(0) });
-            self.free[class].push(NonNull::from(Box::leak(slot)));
+            free.push(NonNull::from(Box::leak(slot)));
         }
-        self.free[class].reverse();
-        self.mapped += len;
-        self.slabs.push(slab);
-        Some(())
     }
 }
 
 impl Slab {
-    fn map(len: usize) -> Option<Self> {
-        Self::map_with(len, libc::MAP_HUGETLB).or_else(|| Self::map_with(len, 0))
+    fn map(len: usize, class: usize) -> Option<Self> {
+        Self::map_with(len, class, libc::MAP_HUGETLB).or_else(|| Self::map_with(len, class, 0))
     }
 
-    fn map_with(len: usize, extra: libc::c_int) -> Option<Self> {
+    fn map_with(len: usize, class: usize, extra: libc::c_int) -> Option<Self> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | extra;
         // SAFETY: an anonymous mapping at an address of the kernel's choice touches no existing memory.
         let base = unsafe {
@@ -190,7 +233,7 @@ impl Slab {
         if base == libc::MAP_FAILED {
             return None;
         }
-        Some(Slab { base: NonNull::new(base.cast())?, len, huge: extra != 0 })
+        Some(Slab { base: NonNull::new(base.cast())?, len, huge: extra != 0, class, used: 0 })
     }
 }
 
@@ -236,7 +279,10 @@ impl Drop for Raw {
         let left = self.slot().references.get() - 1;
         self.slot().references.set(left);
         if left == 0 {
-            self.pool.state.borrow_mut().free[self.slot().class].push(self.slot);
+            let (class, slab) = (self.slot().class, self.slot().slab);
+            let mut state = self.pool.state.borrow_mut();
+            state.slabs[slab].used -= 1;
+            state.free[class].push(self.slot);
         }
     }
 }
@@ -373,5 +419,85 @@ mod tests {
         let shared = shared.try_unique().unwrap_err();
         drop(other);
         assert_eq!(&shared.try_unique().unwrap()[..], b"loligo");
+    }
+
+    #[test]
+    fn every_size_is_aligned_apart_from_the_others_and_given_back() {
+        let pool = BufferPool::new(256 << 20);
+        let sizes = (0..=24).flat_map(|shift| [(1usize << shift) - 1, 1 << shift, (1 << shift) + 1]);
+        let mut buffers = Vec::new();
+        for len in sizes.filter(|len| *len <= BUFFER_LEN_MAX) {
+            let buffer = pool.alloc(len).unwrap();
+            assert!(buffer.capacity() >= len.max(512) && buffer.capacity() < 2 * len.max(512));
+            let alignment = buffer.capacity().min(4096);
+            assert_eq!(buffer.as_ptr() as usize % alignment, 0, "{len} bytes");
+            buffers.push(buffer);
+        }
+        for (at, buffer) in buffers.iter_mut().enumerate() {
+            buffer.fill(at as u8);
+        }
+        for (at, buffer) in buffers.iter().enumerate() {
+            assert!(buffer.iter().all(|byte| *byte == at as u8), "buffer {at} was overwritten");
+        }
+        let mapped = pool.mapped();
+        let lens: Vec<_> = buffers.drain(..).map(|buffer| buffer.len()).collect();
+        let again: Vec<_> = lens.into_iter().map(|len| pool.alloc(len).unwrap()).collect();
+        assert_eq!(pool.mapped(), mapped, "no more than before");
+        drop(again);
+    }
+
+    #[test]
+    fn what_large_buffers_have_mapped_serves_small_ones_later() {
+        let pool = BufferPool::new(8 << 20);
+        let large: Vec<_> = (0..8).map(|_| pool.alloc(1 << 20).unwrap()).collect();
+        assert!(pool.alloc(4096).is_err(), "all in use");
+        drop(large);
+        let small: Vec<_> = (0..2048).map(|_| pool.alloc(4096).unwrap()).collect();
+        let addresses: std::collections::BTreeSet<_> = small.iter().map(|buffer| buffer.as_ptr()).collect();
+        assert_eq!((addresses.len(), pool.mapped()), (2048, 8 << 20));
+        assert!(pool.alloc(4096).is_err());
+        assert!(pool.alloc(1 << 20).is_err());
+        let kept = small.into_iter().next().unwrap();
+        assert_eq!(
+            (0..4).filter(|_| pool.alloc(2 << 20).is_ok()).count(),
+            4,
+            "one at a time: three slabs are free"
+        );
+        assert_eq!(pool.slab_info(kept.slab()).map(|slab| slab.len), Some(2 << 20));
+    }
+
+    #[test]
+    fn mapped_memory_is_not_resident_before_it_is_used() {
+        let resident = || {
+            let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+            statm.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
+        };
+        let pool = BufferPool::new(256 << 20);
+        let before = resident();
+        let buffers: Vec<_> = (0..64).map(|_| pool.alloc(2 << 20).unwrap()).collect();
+        // Other tests run beside this one: a wide margin.
+        assert!(pool.is_huge() || resident() < before + (64 << 20), "of {} bytes", pool.mapped());
+        drop(buffers);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn buffers_never_overlap(steps in proptest::collection::vec((0usize..40_000, 0usize..8), 1..200)) {
+            let pool = BufferPool::new(4 << 20);
+            let mut held: Vec<(Buffer, u8)> = Vec::new();
+            for (at, (len, action)) in steps.into_iter().enumerate() {
+                if action < 5 {
+                    if let Ok(mut buffer) = pool.alloc(len) {
+                        buffer.fill(at as u8);
+                        held.push((buffer, at as u8));
+                    }
+                } else if !held.is_empty() {
+                    held.swap_remove(len % held.len());
+                }
+            }
+            for (buffer, mark) in &held {
+                proptest::prop_assert!(buffer.iter().all(|byte| byte == mark));
+            }
+        }
     }
 }
