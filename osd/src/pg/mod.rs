@@ -233,6 +233,11 @@ pub enum PgAction {
         /// When the op arrived: the sender fills in `primary_ns`.
         arrived: Instant,
     },
+    /// An op was sent again: this is who asked before, and gets no reply.
+    Superseded {
+        /// Who.
+        to: Requester,
+    },
     /// Tell a watcher.
     Notify {
         /// Whom.

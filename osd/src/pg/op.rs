@@ -186,7 +186,7 @@ impl Pg {
         if let Some(status) = refusal {
             return self.refuse(cx, &arrival.request, Some(arrival.from), arrival.arrived, status, out);
         }
-        if request.kind.is_write() && self.join(&arrival) {
+        if request.kind.is_write() && self.join(&arrival, out) {
             return;
         }
         let Some(range) = range_of(&request, arrival.payload.as_ref()) else {
@@ -229,13 +229,15 @@ impl Pg {
     }
 
     /// An op that is here already, sent again: its reply goes to where it was asked for last.
-    fn join(&mut self, arrival: &Arrival) -> bool {
+    fn join(&mut self, arrival: &Arrival, out: &mut Actions) -> bool {
         let op = arrival.request.op;
         let held = self.ops.ops.iter_mut().map(|(_, held)| (held.request.op, &mut held.from));
         let in_flight = self.replication.in_flight_mut().map(|write| (write.message.op, &mut write.from));
         match held.chain(in_flight).find(|(id, _)| *id == op) {
             Some((_, from)) => {
-                *from = Some(arrival.from);
+                if let Some(to) = from.replace(arrival.from) {
+                    out.push_back(PgAction::Superseded { to });
+                }
                 true
             }
             None => false,
