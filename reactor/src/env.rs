@@ -98,6 +98,7 @@ pub const WRITE_PIECES_MAX: usize = 17;
 
 /// One operation for a device. Buffers are lent by ownership: they come back with the completion.
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "a box would be an allocation per write")]
 pub enum DiskOp {
     /// Fills the buffer, whose length is a multiple of 4 KiB, from `lba` on.
     Read {
@@ -195,6 +196,7 @@ pub trait BlockDevice {
     ///
     /// # Errors
     /// `QueueFull` returns the operation.
+    #[allow(clippy::result_large_err, reason = "the operation comes back in it, without an allocation")]
     fn submit(&mut self, op: DiskOp, ticket: Ticket) -> Result<(), QueueFull<DiskOp>>;
 
     /// Moves at most `budget` completions to `done` and returns how many.

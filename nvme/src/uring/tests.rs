@@ -276,3 +276,49 @@ fn errors_mean_what_the_caller_does_next() {
         assert_eq!(disk_error(op, errno), meaning, "errno {errno}");
     }
 }
+
+/// A file as a block device; needs the right to make one.
+struct LoopDevice {
+    path: PathBuf,
+}
+
+impl LoopDevice {
+    fn new(file: &Path) -> Option<Self> {
+        let output =
+            std::process::Command::new("losetup").args(["--find", "--show"]).arg(file).output().ok()?;
+        let path = String::from_utf8(output.stdout).ok()?.trim().into();
+        output.status.success().then_some(Self { path })
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let result = std::process::Command::new("losetup").arg("--detach").arg(&self.path).status();
+        assert!(result.is_ok_and(|status| status.success()), "{} stays behind", self.path.display());
+    }
+}
+
+#[test]
+fn block_devices_conform() {
+    let folder = folder();
+    let Some(device) = LoopDevice::new(&device_file(&folder, LEN)) else {
+        eprintln!("skipped: no right to make a loop device");
+        return;
+    };
+    let ring = Ring::new(32).unwrap();
+    let pool = BufferPool::new(64 << 20);
+    let mut queue = UringDevice::open(&device.path, &ring, &pool, options()).unwrap();
+    let geometry = queue.geometry().clone();
+    assert_eq!(geometry.blocks, BlockCount(LEN / 4096));
+    assert!(geometry.logical_block <= 4096 && geometry.dma_alignment <= 4096, "{geometry:?}");
+    assert!(queue.means.zero_range);
+    conformance::check(&mut queue, &pool, &mut turn(&ring));
+    assert_eq!((queue.stats().failed, queue.means.zero_range), (0, true), "zeroed by command");
+    assert_eq!(queue.means.discard, DiscardMeans::Command, "this kernel discards: {geometry:?}");
+
+    let error = UringDevice::open(&device.path, &ring, &pool, options()).err().unwrap();
+    let OpenError::InUse { pid, .. } = &error else { panic!("{error}") };
+    assert_eq!(*pid, Some(std::process::id()), "{error}");
+    drop(queue);
+    UringDevice::open(&device.path, &ring, &pool, options()).unwrap();
+}

@@ -125,7 +125,8 @@ impl RingCompletion {
 
 impl Ring {
     /// A ring with room for `entries` submissions and four times as many completions, with the best flags that the
-    /// kernel knows.
+    /// kernel knows. One owner has at most as many entries in flight as there is room for completions: count a
+    /// receive for every connection.
     ///
     /// # Errors
     /// When the kernel has no io_uring, forbids it, or has no memory.
@@ -303,7 +304,7 @@ impl RingInner {
                 // ETIME: the wait's deadline; EINTR: a signal. Both may hide that entries were taken, which the
                 // queue's own head tells at the next call.
                 Some(libc::ETIME | libc::EINTR) => Ok(()),
-                Some(libc::EAGAIN | libc::EBUSY) => {
+                Some(libc::EAGAIN | libc::EBUSY | libc::ENOMEM) => {
                     add(&self.counters.delayed, 1);
                     Ok(())
                 }

@@ -178,16 +178,12 @@ fn messages_wake_parked_reactors_and_none_is_lost() {
                 message = sender.send(next).err().map(|full| full.0);
             }
             // Now and then it gets time to park.
-            if sender_pauses(&sender) {
+            if OsClock.now().0.is_multiple_of(16) {
                 std::thread::yield_now();
             }
         }
         assert_eq!(thread.join().unwrap(), MESSAGES * (MESSAGES - 1) / 2);
     }
-}
-
-fn sender_pauses<T>(_: &T) -> bool {
-    OsClock.now().0 % 16 == 0
 }
 
 #[test]
