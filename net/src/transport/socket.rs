@@ -435,7 +435,9 @@ impl SocketSet {
             self.complete(tag, done);
         }
         self.advance_closing();
-        out.append(&mut self.events);
+        if !self.events.is_empty() {
+            out.append(&mut self.events);
+        }
     }
 
     fn complete(&mut self, tag: Tag, done: Done) {

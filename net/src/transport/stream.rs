@@ -147,12 +147,17 @@ impl Streams for StreamServer {
     }
 
     fn poll(&mut self, budget: u32, inbox: &mut VecDeque<StreamEvent>) -> u32 {
-        let mut raw = std::mem::take(&mut self.raw);
-        self.sockets.poll(&mut raw);
-        raw.drain(..).for_each(|event| self.handle(event));
-        self.raw = raw;
-        for id in std::mem::take(&mut self.stalled) {
-            self.receive(id);
+        self.sockets.poll(&mut self.raw);
+        while let Some(event) = self.raw.pop_front() {
+            self.handle(event);
+        }
+        if !self.stalled.is_empty() {
+            for id in std::mem::take(&mut self.stalled) {
+                self.receive(id);
+            }
+        }
+        if self.events.is_empty() {
+            return 0;
         }
         let count = self.events.len().min(budget as usize);
         inbox.extend(self.events.drain(..count));

@@ -158,9 +158,12 @@ pub enum SyncMode {
 
 /// A medium in a normal file, through the page cache. Whatever the model has not written to it dies with the
 /// process, so that SIGKILL is a power cut.
-#[derive(Debug)]
+///
+/// Clones are handles to the same open file under the same lock, which ends with the last: one for the model of each
+/// reactor that uses a share of the device. Each model has a cache of its own, so a flush covers its own writes only.
+#[derive(Clone, Debug)]
 pub struct File {
-    file: fs::File,
+    file: Arc<fs::File>,
     blocks: BlockCount,
     sync: SyncMode,
 }
@@ -197,7 +200,7 @@ impl File {
         if blocks.0 == 0 {
             return Err(FileError::TooSmall { path, len });
         }
-        Ok(Self { file, blocks, sync })
+        Ok(Self { file: Arc::new(file), blocks, sync })
     }
 }
 
@@ -257,7 +260,10 @@ mod tests {
         assert!(matches!(refused, FileError::InUse { .. }), "{refused}");
         file.write_at(ByteOffset(512), &[3; 512]).unwrap();
         file.sync().unwrap();
+        let handle = file.clone();
         drop(file);
+        assert!(File::open(&path, SyncMode::Real).is_err(), "the clone keeps the lock");
+        drop(handle);
         assert_eq!(fs::read(&path).unwrap()[512..1024], [3; 512]);
         assert!(File::open(&path, SyncMode::ProcessOnly).is_ok());
         assert!(matches!(File::open(folder.path(), SyncMode::Real), Err(FileError::NotAFile { .. })));
