@@ -305,6 +305,8 @@ impl BlockDevice for UringDevice {
         }
         if let Some(result) = self.verdict(&op) {
             self.ready.push_back(Completion { ticket, result, op });
+            // The kernel has nothing to wake the reactor with.
+            self.owner.ring().nudge();
             return Ok(());
         }
         let index = self.free.pop().expect("fewer in flight than slots");
@@ -330,6 +332,9 @@ impl BlockDevice for UringDevice {
         }
         let count = self.ready.len().min(budget as usize);
         done.extend(self.ready.drain(..count));
+        if !self.ready.is_empty() {
+            self.owner.ring().nudge();
+        }
         count as u32
     }
 

@@ -253,6 +253,13 @@ impl Ring {
         self.inner.bell.clone()
     }
 
+    /// Makes the next [`Ring::wait`] return at once: for an owner that holds something which needs no kernel and which it
+    /// will deliver at its next poll.
+    pub fn nudge(&self) {
+        // This thread is not parked: nobody to signal.
+        self.inner.bell.bell().ring();
+    }
+
     /// The flags that the kernel accepted.
     pub fn flags(&self) -> RingFlags {
         self.inner.flags

@@ -72,6 +72,8 @@ fn waiting_ends_at_the_deadline_at_a_wake_up_and_for_what_was_not_taken() {
 
         ring.waker().wake();
         ring.wait(None).unwrap();
+        ring.nudge();
+        ring.wait(None).unwrap();
         let waker = ring.waker();
         let parked = std::thread::scope(|scope| {
             scope.spawn(move || {
