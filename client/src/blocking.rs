@@ -47,6 +47,11 @@ impl<W: World, L: Turn> Blocking<W, L> {
         &mut self.client
     }
 
+    /// The loop.
+    pub fn turn(&self) -> &L {
+        &self.turn
+    }
+
     /// The client and the loop.
     pub fn into_parts(self) -> (Client<W>, L) {
         (self.client, self.turn)

@@ -12,6 +12,8 @@ pub mod event;
 pub mod frontend;
 pub mod image;
 pub mod objecter;
+#[cfg(test)]
+mod testing;
 
 pub use client::{Client, ClientSettings};
 pub use error::{CommandError, ConnectError, ImageError, InvalidImage, IoError};

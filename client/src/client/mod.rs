@@ -1,6 +1,8 @@
 //! The client: a passive component of one reactor. Every call queues and returns; answers come as events.
 
 pub(crate) mod core;
+#[cfg(test)]
+mod tests;
 
 pub use self::core::ClientSettings;
 

@@ -61,13 +61,19 @@ pub(crate) fn range_of(io: &ImageIo) -> Option<(u64, u64)> {
 }
 
 /// Length of the piece that begins at byte `at` of an image.
+///
+/// Zeroes for parts of blocks are written, and so bounded as writes are: they get a piece of their own, apart from the
+/// whole blocks, which are only freed.
 fn piece_len(at: u64, end: u64, order: u8, kind: OpKind) -> u64 {
-    let object_size = 1_u64 << order;
-    let in_object = object_size - at % object_size;
-    let carries_data = matches!(kind, OpKind::Read | OpKind::Write);
-    let limit =
-        if carries_data { u64::from(OP_DATA_LEN_MAX) - at % u64::from(BLOCK_SIZE) } else { object_size };
-    in_object.min(end - at).min(limit)
+    let (object_size, block) = (1_u64 << order, u64::from(BLOCK_SIZE));
+    let left = (object_size - at % object_size).min(end - at);
+    let within = at % block;
+    match kind {
+        OpKind::Read | OpKind::Write => left.min(u64::from(OP_DATA_LEN_MAX) - within),
+        OpKind::WriteZeroes if within != 0 => left.min(block - within),
+        OpKind::WriteZeroes if left > block => left - left % block,
+        _ => left,
+    }
 }
 
 impl Request {
@@ -257,6 +263,10 @@ mod tests {
         assert_eq!(first, (1 << 20) - 100);
         assert_eq!(piece_len(100 + first, 10_000_000, 22, OpKind::Write), 1 << 20);
         assert_eq!(piece_len(5 << 20, 100 << 20, 22, OpKind::Discard), 3 << 20);
+        assert_eq!(piece_len(100, 9000, 22, OpKind::WriteZeroes), 3996);
+        assert_eq!(piece_len(4096, 9000, 22, OpKind::WriteZeroes), 4096);
+        assert_eq!(piece_len(8192, 9000, 22, OpKind::WriteZeroes), 808);
+        assert_eq!(piece_len(100, 200, 22, OpKind::WriteZeroes), 100);
     }
 
     #[test]

@@ -19,6 +19,7 @@ use crate::error::{ImageError, IoError};
 use crate::event::AdminReply;
 use crate::objecter::ObjectOp;
 use loligo_config::id::{ObjectVersion, PoolId};
+use loligo_config::units::BLOCK_SIZE;
 use loligo_net::wire::op::OpKind;
 use loligo_reactor::env::Ticket;
 use std::cell::RefCell;
@@ -153,8 +154,7 @@ impl Trimming<'_> {
         let mut outcome = Ok(());
         let free = |at: u64| {
             let (index, version) = found[at as usize];
-            let op = self.free_op(index).guarded(version);
-            async move { (index, self.context.op(op).await) }
+            async move { (index, self.free(index, version).await) }
         };
         for_each(0..found.len() as u64, PARALLEL, free, |(index, result)| match result {
             Ok(_) => {}
@@ -166,16 +166,25 @@ impl Trimming<'_> {
         Ok(again.into_inner())
     }
 
-    /// The object that the new end lies in keeps its first part, exact to the byte.
-    fn free_op(&self, index: u64) -> ObjectOp {
+    /// The object that the new end lies in keeps its first part, exact to the byte. Parts of blocks are written and
+    /// whole blocks freed, which are two ops.
+    async fn free(&self, index: u64, version: ObjectVersion) -> Result<(), IoError> {
         let header = &self.found.header;
         let object = data_object(self.data_pool(), header.id, index);
         let kept = header.size % header.object_size();
         if index != header.size >> header.order || kept == 0 {
-            return ObjectOp::new(object, OpKind::Remove, 0, 0);
+            self.context.op(ObjectOp::new(object, OpKind::Remove, 0, 0).guarded(version)).await?;
+            return Ok(());
         }
-        let offset = u32::try_from(kept).expect("an object is at most 32 MiB");
-        let len = u32::try_from(header.object_size() - kept).expect("an object is at most 32 MiB");
-        ObjectOp::new(object, OpKind::WriteZeroes, offset, len)
+        let offset = |at: u64| u32::try_from(at).expect("an object is at most 32 MiB");
+        let whole = kept.next_multiple_of(u64::from(BLOCK_SIZE));
+        let mut version = version;
+        for (from, to) in [(kept, whole), (whole, header.object_size())] {
+            if from < to {
+                let op = ObjectOp::new(object, OpKind::WriteZeroes, offset(from), offset(to - from));
+                version = self.context.op(op.guarded(version)).await?.version;
+            }
+        }
+        Ok(())
     }
 }

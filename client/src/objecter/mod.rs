@@ -22,6 +22,9 @@ mod reply;
 mod watch;
 mod wire;
 
+#[cfg(test)]
+mod tests;
+
 pub(crate) use reply::extent_entries;
 
 pub use op::{ObjectOp, OpDone, OpOutcome, OpTiming};
@@ -185,6 +188,7 @@ impl<O: Copy> Objecter<O> {
     /// Queues an admin command; its answer follows in `next_answer`.
     pub fn command(&mut self, request: &Value, ticket: Ticket) {
         self.mon.command(request, ticket);
+        self.dirty = true;
         if self.is_fenced() {
             self.mon.fail_all();
         }
@@ -253,10 +257,10 @@ impl<O: Copy> Objecter<O> {
             return true;
         }
         self.expire_ops();
+        self.renew_session(wire);
         let have = self.epoch();
         self.mon.poll(self.now, have, &self.settings.pool, wire);
         self.dirty |= self.mon.has_unsent();
-        self.renew_session(wire);
         self.arm_watches();
         self.dispatch(wire);
         self.check_invariants();

@@ -7,9 +7,8 @@ use super::backoff;
 use super::wire::{LinkDown, Refused, Wire};
 use crate::error::{CommandError, ConnectError};
 use loligo_config::id::{CoreId, Epoch};
-use loligo_config::limits::CONTROL_DATA_LEN_MAX;
 use loligo_net::wire::handshake::{RefuseReason, Role};
-use loligo_net::wire::{Message, mon};
+use loligo_net::wire::{Message, REQUEST_DATA_LEN_MAX, mon};
 use loligo_reactor::dma::BufferPool;
 use loligo_reactor::env::{ConnectionId, Instant, Ticket};
 use serde_json::Value;
@@ -102,7 +101,7 @@ impl MonLink {
 
     pub(super) fn command(&mut self, request: &Value, ticket: Ticket) {
         let text = request.to_string();
-        if text.len() > CONTROL_DATA_LEN_MAX as usize {
+        if text.len() > REQUEST_DATA_LEN_MAX as usize {
             self.answers.push_back((ticket, Err(CommandError::TooLong)));
             return;
         }

@@ -9,6 +9,7 @@ use super::wire::{LinkDown, Wire};
 use super::{ObjectOp, Objecter, OpOutcome, Origin, Session};
 use crate::error::IoError;
 use loligo_config::id::SessionId;
+use loligo_config::limits::OBJECT_ORDER_MAX;
 use loligo_config::units::BLOCK_SIZE;
 use loligo_net::wire::Message;
 use loligo_net::wire::handshake::Identity;
@@ -18,6 +19,8 @@ use loligo_reactor::env::{ConnectionId, Instant};
 
 /// Bytes of one entry of an `Extents` reply.
 const EXTENT_LEN: usize = 8;
+/// Blocks of the largest object.
+const OBJECT_BLOCKS_MAX: u64 = (1 << OBJECT_ORDER_MAX) / BLOCK_SIZE as u64;
 /// Times that data is sent again after it arrived damaged. A bad cable damages once; three times in a row is a
 /// fault in this host.
 const DAMAGED_MAX: u32 = 3;
@@ -159,9 +162,11 @@ impl<O: Copy> Objecter<O> {
         self.finish(slot, Ok(outcome));
     }
 
-    /// The op was not applied, and is to be sent again after a while or a new map.
+    /// The op is to be sent again after a while or a new map. A primary whose interval has ended gives ops back that
+    /// it may have applied.
     fn again_later(&mut self, slot: usize) {
         let op = &mut self.ops[slot];
+        op.maybe_applied = true;
         let Some(link) = op.link.take() else { return };
         self.links[link].return_credit();
         if let Some(queue) = op.pg.and_then(|pg| self.pgs.get_mut(&pg)) {
@@ -310,15 +315,15 @@ fn fits(request: &ObjectOp, data: Option<&[u8]>) -> bool {
     let data = data.unwrap_or_default();
     match request.kind {
         OpKind::Read => data.len() == request.len as usize,
-        OpKind::Extents => are_extents(request, data),
+        OpKind::Extents => are_extents(data),
         _ => data.is_empty(),
     }
 }
 
-/// Whether the bytes are entries in order, apart from each other, of blocks of the range asked for.
-fn are_extents(request: &ObjectOp, data: &[u8]) -> bool {
-    let range_end = (u64::from(request.offset) + u64::from(request.len)).div_ceil(u64::from(BLOCK_SIZE));
-    let mut end = u64::from(request.offset / BLOCK_SIZE);
+/// Whether the bytes are entries in order, apart from each other, of blocks that an object can have. Runs may reach
+/// beyond the range asked for: who uses them cuts them.
+fn are_extents(data: &[u8]) -> bool {
+    let mut end = 0;
     for (block, count) in extent_entries(data) {
         let first = u64::from(block);
         if first < end || count == 0 {
@@ -326,7 +331,7 @@ fn are_extents(request: &ObjectOp, data: &[u8]) -> bool {
         }
         end = first + u64::from(count);
     }
-    end <= range_end && data.len().is_multiple_of(EXTENT_LEN)
+    end <= OBJECT_BLOCKS_MAX && data.len().is_multiple_of(EXTENT_LEN)
 }
 
 /// The entries of an `Extents` reply: first block and number of blocks. A torn last entry is left out.
