@@ -8,8 +8,15 @@
 //! drops what the peer still sends, because closing a socket with unread bytes resets the connection and may
 //! take away from the peer what was sent last.
 
+mod close;
+mod detach;
+
+pub(super) use close::Drain;
+
+use close::LINGER_BYTES_MAX;
+
 use super::listener::Listener;
-use super::ring::{Done, OpKey, ReceiveMode, SocketRing, Tag, shutdown_write, tcp_socket};
+use super::ring::{Done, OpKey, ReceiveMode, SocketRing, Tag, tcp_socket};
 use loligo_reactor::dma::{Buffer, BufferPool, SharedBuffer};
 use loligo_reactor::env::{CloseReason, ConnectionId};
 use loligo_reactor::os::ring::Ring;
@@ -18,14 +25,7 @@ use std::collections::VecDeque;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
-use std::time::Duration;
 
-/// How long a closed connection waits for the peer's end of stream. Guessed: some round trips on a bad link.
-const LINGER: Duration = Duration::from_secs(1);
-/// How long a stream that is closed after its queue may take to send it. Guessed.
-const DRAIN: Duration = Duration::from_secs(5);
-/// The same for a connection whose queue is only to be sent if the peer takes it at once.
-const DRAIN_AT_ONCE: Duration = Duration::from_millis(50);
 /// What a receive of unknown length takes at first: a 4 KiB block with its header, and not much memory for a
 /// connection that is idle.
 const STAGING_LEN_MIN: usize = 8 << 10;
@@ -33,10 +33,6 @@ const STAGING_LEN_MIN: usize = 8 << 10;
 const STAGING_LEN_MAX: usize = 64 << 10;
 /// The same before the peer has proven who it is.
 const STAGING_LEN_UNTRUSTED: usize = 4 << 10;
-/// Bytes read and dropped while lingering.
-const LINGER_BYTES_MAX: usize = 1 << 20;
-/// Closed connections that linger at once; more are closed at once.
-const LINGERING_MAX: usize = 64;
 /// A send queue that was full is writable again at this part of its limit.
 const WRITABLE_PART: usize = 2;
 
@@ -90,17 +86,6 @@ pub(super) enum SendRefusal {
     Closed,
 }
 
-/// How a close treats what is queued.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Drain {
-    /// What the peer takes at once is sent.
-    AtOnce,
-    /// Everything is sent, within a time.
-    Everything,
-    /// Nothing more.
-    Nothing,
-}
-
 /// The sockets of one transport.
 pub(super) struct SocketSet {
     ring: SocketRing,
@@ -139,15 +124,11 @@ enum State {
     Open,
     Draining,
     Failed(CloseReason),
-    Lingering { dropped: usize },
-}
-
-/// A socket taken out of its set, with what was not sent.
-pub(super) struct Detached {
-    pub fd: OwnedFd,
-    pub unsent: Vec<u8>,
-    /// Bytes that arrived while the socket was being taken out.
-    pub received: Vec<u8>,
+    /// `drain_timer`: the timer that runs is still the one of `Draining`.
+    Lingering {
+        dropped: usize,
+        drain_timer: bool,
+    },
 }
 
 #[derive(Clone, Copy)]
@@ -366,31 +347,6 @@ impl SocketSet {
         }
     }
 
-    /// Closes; `Closed` follows with `reason`-`Local`, or the one of a protocol error.
-    pub fn close(&mut self, id: ConnectionId, drain: Drain, reason: CloseReason) {
-        let Some(index) = self.open_index(id) else {
-            return;
-        };
-        let connection = &mut self.connections[index];
-        if drain == Drain::Nothing || connection.state == State::Connecting {
-            self.fail(index, reason);
-            return;
-        }
-        connection.state = State::Draining;
-        if connection.unsent > 0 {
-            let limit = if drain == Drain::Everything { DRAIN } else { DRAIN_AT_ONCE };
-            connection.timer = Some(self.ring.timer(tag(index, Part::Timer), limit));
-        }
-        self.cancel(index, Part::Receive);
-        self.look_again(index);
-    }
-
-    /// Has the connection's end looked at in the next poll, and sees to it that the reactor does not park before.
-    fn look_again(&mut self, index: usize) {
-        self.closing.push(index);
-        self.ring.nudge(TAG_NUDGE);
-    }
-
     /// Has `poll` called again before the reactor parks: something waits that no completion tells.
     pub fn nudge(&mut self) {
         self.ring.nudge(TAG_NUDGE);
@@ -413,20 +369,6 @@ impl SocketSet {
         for part in [Part::Receive, Part::Send, Part::Connect, Part::Timer] {
             self.cancel(index, part);
         }
-    }
-
-    /// The connection is at its end; the event follows when the kernel has given everything back.
-    fn fail(&mut self, index: usize, reason: CloseReason) {
-        let connection = &mut self.connections[index];
-        if matches!(connection.state, State::Failed(_) | State::Lingering { .. }) {
-            return;
-        }
-        // Whatever ends a connection that this side was closing, it was closed by this side.
-        let reason = if matches!(connection.state, State::Draining) { CloseReason::Local } else { reason };
-        connection.state = State::Failed(reason);
-        connection.queue.clear();
-        self.cancel_all(index);
-        self.look_again(index);
     }
 
     /// Takes what the ring has and moves events to `out`.
@@ -517,8 +459,10 @@ impl SocketSet {
             }
             (State::Open, Err(libc::EINTR | libc::EAGAIN)) => self.receive(id, buffer, from, false),
             (State::Open, Err(errno)) => self.fail(index, reason_of(errno)),
-            (State::Lingering { dropped }, Ok(count)) if count > 0 && dropped < LINGER_BYTES_MAX => {
-                connection.state = State::Lingering { dropped: dropped + count };
+            (State::Lingering { dropped, drain_timer }, Ok(count))
+                if count > 0 && dropped < LINGER_BYTES_MAX =>
+            {
+                connection.state = State::Lingering { dropped: dropped + count, drain_timer };
                 self.drop_input(index, buffer);
             }
             (State::Lingering { .. }, _) => self.end_linger(index),
@@ -550,136 +494,13 @@ impl SocketSet {
 
     fn elapsed(&mut self, index: usize) {
         match self.connections[index].state {
+            State::Lingering { dropped, drain_timer: true } => self.linger_on(index, dropped),
             State::Lingering { .. } => self.end_linger(index),
             State::Draining => self.fail(index, CloseReason::Local),
             State::Connecting | State::Open | State::Failed(_) => self.closing.push(index),
         }
     }
-
-    /// Looks again at the connections whose end may have come nearer.
-    fn advance_closing(&mut self) {
-        while let Some(index) = self.closing.pop() {
-            if self.connections.contains(index) {
-                self.advance_close(index);
-            }
-        }
-    }
-
-    fn advance_close(&mut self, index: usize) {
-        let connection = &self.connections[index];
-        match connection.state {
-            State::Draining if connection.send.is_none() && connection.queue.is_empty() => {
-                self.begin_linger(index);
-            }
-            State::Failed(reason) if connection.idle() => {
-                let connection = self.connections.remove(index).id;
-                self.events.push_back(SocketEvent::Closed { connection, reason });
-            }
-            _ => {}
-        }
-    }
-
-    fn begin_linger(&mut self, index: usize) {
-        let connection = &mut self.connections[index];
-        let (fd, id) = (connection.fd(), connection.id);
-        if connection.receive.is_some() {
-            return; // its cancellation brings us here again
-        }
-        shutdown_write(&fd);
-        if self.lingering >= LINGERING_MAX {
-            self.fail(index, CloseReason::Local);
-            return;
-        }
-        self.events.push_back(SocketEvent::Closed { connection: id, reason: CloseReason::Local });
-        self.lingering += 1;
-        self.connections[index].state = State::Lingering { dropped: 0 };
-        if self.connections[index].timer.is_none() {
-            // Else what is left of the time for the drain must do.
-            self.connections[index].timer = Some(self.ring.timer(tag(index, Part::Timer), LINGER));
-        }
-        match self.pool.alloc(4096) {
-            Ok(buffer) => self.drop_input(index, buffer),
-            Err(_) => self.end_linger(index),
-        }
-    }
-
-    fn drop_input(&mut self, index: usize, buffer: Buffer) {
-        let connection = &mut self.connections[index];
-        let fd = connection.fd();
-        let how = ReceiveMode::default();
-        connection.receive = Some(self.ring.receive(&fd, tag(index, Part::Receive), buffer, 0, how));
-    }
-
-    fn end_linger(&mut self, index: usize) {
-        self.cancel_all(index);
-        if self.connections[index].idle() {
-            self.connections.remove(index);
-            self.lingering -= 1;
-        }
-    }
-
-    /// Takes an open socket out of the set. Other connections' events that come meanwhile are kept for `poll`.
-    /// `None`: it is not open, or its operations did not end (then it is being closed).
-    pub fn detach(&mut self, id: ConnectionId) -> Option<Detached> {
-        let index = self.open_index(id).filter(|index| self.connections[*index].state == State::Open)?;
-        self.cancel_all(index);
-        let mut received = Vec::new();
-        let mut unsent = VecDeque::new();
-        let mut kept = std::mem::take(&mut self.events);
-        kept.retain(|event| match event {
-            SocketEvent::Received { connection, buffer, from, to } if *connection == id => {
-                received.extend_from_slice(&buffer[*from..*to]);
-                false
-            }
-            _ => true,
-        });
-        for _ in 0..DETACH_TURNS_MAX {
-            let connection = &mut self.connections[index];
-            if connection.idle() {
-                unsent.append(&mut connection.queue);
-                let fd = self.connections.remove(index).fd.expect("an open connection has its socket");
-                let fd = Rc::into_inner(fd).expect("idle: no operation holds the socket");
-                let unsent = unsent.iter().flat_map(|piece| piece.iter().copied()).collect();
-                self.events = kept;
-                return Some(Detached { fd, unsent, received });
-            }
-            if self.ring.turn().is_err() {
-                break;
-            }
-            while let Some((its_tag, _, done)) = self.ring.take() {
-                self.detach_step(index, its_tag, done, &mut received, &mut unsent);
-            }
-            kept.append(&mut self.events);
-        }
-        self.events = kept;
-        self.fail(index, CloseReason::Network(libc::ETIMEDOUT));
-        None
-    }
-
-    fn detach_step(
-        &mut self,
-        index: usize,
-        its_tag: Tag,
-        done: Done,
-        received: &mut Vec<u8>,
-        unsent: &mut VecDeque<SharedBuffer>,
-    ) {
-        match done {
-            Done::Received { buffer, from, result, .. } if its_tag == tag(index, Part::Receive) => {
-                self.connections[index].receive = None;
-                received.extend_from_slice(&buffer[from..from + result.unwrap_or(0)]);
-            }
-            Done::Sent { mut left, .. } if its_tag == tag(index, Part::Send) => {
-                self.connections[index].send = None;
-                unsent.append(&mut left);
-            }
-            done => self.complete(its_tag, done),
-        }
-    }
 }
-
-/// Turns of the ring that taking a socket out may need; the cancellation is over within the first.
-const DETACH_TURNS_MAX: u32 = 1000;
 
 fn reason_of(errno: i32) -> CloseReason {
     match errno {
