@@ -10,9 +10,10 @@ mod options;
 pub mod protocol;
 pub mod server;
 pub mod session;
+mod source;
 mod transmission;
 
 #[cfg(test)]
 mod tests;
 
-pub use server::{Exports, Images, Server, ServerSettings};
+pub use server::{ExportName, Exports, Images, Server, ServerSettings};

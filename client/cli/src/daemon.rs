@@ -1,0 +1,100 @@
+//! What every daemon does: closes what it inherited, writes a log, stops on a signal, listens where it may.
+
+use crate::args::LogFormat;
+use crate::output::{Failure, Outcome};
+use loligo_config::file::HostFile;
+use loligo_reactor::os::StopFlag;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// How long a daemon may take to stop in order. A second signal ends it at once.
+const STOP_MAX: Duration = Duration::from_secs(10);
+
+/// Prepares this process to run as a daemon and returns the flag that signals raise.
+///
+/// # Errors
+/// When the system gives no signals or no thread.
+pub fn begin(log: LogFormat) -> Outcome<StopFlag> {
+    close_inherited();
+    start_log(log);
+    let stop = StopFlag::new();
+    let mut signals = Signals::new([SIGTERM, SIGINT]).map_err(Failure::plain)?;
+    let flag = stop.clone();
+    let watch = move || {
+        for (count, _) in signals.forever().enumerate() {
+            flag.stop();
+            if count > 0 {
+                std::process::exit(1);
+            }
+            // Crash-safe is the rule: whoever does not get to an orderly end loses nothing by this.
+            std::thread::spawn(|| {
+                std::thread::sleep(STOP_MAX);
+                std::process::exit(1);
+            });
+        }
+    };
+    std::thread::Builder::new().name("signals".to_owned()).spawn(watch).map_err(Failure::plain)?;
+    Ok(stop)
+}
+
+/// Closes every descriptor above the standard ones: a listening socket or a lock of the starting process, kept open
+/// here, would outlive it.
+#[allow(unsafe_code, reason = "no safe call closes descriptors that are nobody's")]
+fn close_inherited() {
+    // SAFETY: called before anything of this process was opened, so that no descriptor above 2 has an owner here.
+    unsafe { libc::syscall(libc::SYS_close_range, 3u32, u32::MAX, 0u32) };
+}
+
+fn start_log(format: LogFormat) {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("LOLIGO_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false);
+    match format {
+        LogFormat::Text => log.init(),
+        LogFormat::Json => log.json().init(),
+    }
+}
+
+/// Refuses to listen beyond loopback while nobody proves who they are (DESIGN section 9).
+///
+/// # Errors
+/// When the address is not loopback and neither the command nor the host file allows it.
+pub fn check_listen(address: SocketAddr, forced: bool, host: Option<&HostFile>) -> Outcome {
+    let allowed = forced || host.is_some_and(|host| host.auth.allow_insecure);
+    if address.ip().is_loopback() || allowed {
+        return Ok(());
+    }
+    Err(Failure::new(
+        format!(
+            "{address} can be reached from other machines, and with authentication mode none anybody there could read and write everything"
+        ),
+        "listen on 127.0.0.1 or ::1, or add --insecure-listen (host file: [auth] allow_insecure = true) on a network that you trust",
+    ))
+}
+
+/// The name of this host, as the kernel knows it.
+pub fn host_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let name = name.trim();
+    if name.is_empty() { "localhost".to_owned() } else { name.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_loopback_is_listened_on_unless_forced() {
+        let local: SocketAddr = "127.0.0.1:7400".parse().unwrap();
+        let open: SocketAddr = "0.0.0.0:7400".parse().unwrap();
+        let mut host = HostFile::new("node", vec![local]);
+        assert!(check_listen(local, false, None).is_ok());
+        assert!(check_listen("[::1]:7400".parse().unwrap(), false, None).is_ok());
+        assert!(check_listen(open, false, Some(&host)).is_err());
+        assert!(check_listen(open, true, None).is_ok());
+        host.auth.allow_insecure = true;
+        assert!(check_listen(open, false, Some(&host)).is_ok());
+    }
+}

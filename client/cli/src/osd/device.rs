@@ -1,0 +1,80 @@
+//! Opening an OSD's device, and waiting for what is done with it before a reactor runs.
+
+use crate::output::{Failure, Outcome};
+use crate::world::Device;
+use loligo_config::file::Backend;
+use loligo_nvme::model::{File, Latency, Model, ModelOptions, SyncMode};
+use loligo_nvme::uring::{OpenDevice, UringOptions};
+use loligo_reactor::dma::BufferPool;
+use loligo_reactor::env::{Entropy, Instant};
+use loligo_reactor::os::OsEntropy;
+use loligo_reactor::os::ring::Ring;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How long to sleep at most while a device works: completions wake earlier.
+const NAP: Duration = Duration::from_millis(1);
+
+/// A device that is open, or how to open it.
+#[derive(Clone)]
+pub enum Source {
+    /// The kernel's; open and locked, and makes a queue for every reactor.
+    Uring(OpenDevice),
+    /// The model before a file; only one can have it.
+    Model(PathBuf),
+}
+
+impl Source {
+    /// Opens a device, or checks that it can be.
+    ///
+    /// # Errors
+    /// When it is in use, or cannot be a device.
+    pub fn open(path: &Path, backend: Backend) -> Outcome<Self> {
+        match backend {
+            Backend::Uring => {
+                OpenDevice::open(path, UringOptions::default()).map(Self::Uring).map_err(Failure::plain)
+            }
+            Backend::Model => {
+                drop(File::open(path, SyncMode::ProcessOnly).map_err(Failure::plain)?);
+                Ok(Self::Model(path.to_owned()))
+            }
+        }
+    }
+
+    /// A queue of it on a reactor's ring.
+    ///
+    /// # Errors
+    /// When somebody else has it meanwhile.
+    pub fn queue(&self, ring: &Ring, pool: &BufferPool) -> Outcome<Device> {
+        match self {
+            Self::Uring(device) => Ok(Device::Uring(device.queue(ring, pool))),
+            Self::Model(path) => {
+                let file = File::open(path, SyncMode::ProcessOnly).map_err(Failure::plain)?;
+                let seed = OsEntropy::new().next_u64();
+                // Completions at the next poll: what the model is for here is what a kill loses, not waiting.
+                let latency = Latency::Polls { min: 1, max: 1 };
+                let options = ModelOptions { seed, latency, queue_depth_max: 256, ..ModelOptions::default() };
+                Ok(Device::Model(Box::new(Model::new(file, options))))
+            }
+        }
+    }
+
+    /// Whether a poll can make progress without anything arriving on the ring.
+    pub fn is_model(&self) -> bool {
+        matches!(self, Self::Model(_))
+    }
+}
+
+/// Polls until there is a result, sleeping in between.
+pub fn drive<R>(ring: &Ring, restless: bool, mut poll: impl FnMut(Instant) -> Option<R>) -> R {
+    loop {
+        let now = crate::world::now();
+        if let Some(result) = poll(now) {
+            return result;
+        }
+        ring.submit().expect("the kernel takes calls for a ring that it made");
+        if ring.reap() == 0 && !restless {
+            ring.wait(Some(now.after(NAP))).expect("the kernel takes calls for a ring that it made");
+        }
+    }
+}
