@@ -292,7 +292,7 @@ impl Scripted {
         );
         assert!(u64::from(request.offset) + u64::from(request.len) <= 32 << 20, "within an object");
         if request.kind == OpKind::WriteZeroes && request.len > 1 << 20 {
-            let is_whole = request.offset % 4096 == 0 && request.len % 4096 == 0;
+            let is_whole = request.offset.is_multiple_of(4096) && request.len.is_multiple_of(4096);
             assert!(is_whole, "an OSD refuses to write more than 1 MiB of parts of blocks");
         }
         let before = self.store.applied;

@@ -130,8 +130,15 @@ impl Core {
         self.objecter.connect_problem()
     }
 
+    /// Whether something has not come to its end.
+    #[cfg(test)]
     pub(crate) fn is_waiting(&self) -> bool {
         self.objecter.is_waiting() || !self.tasks.is_empty()
+    }
+
+    /// Whether an answer of the cluster is on its way.
+    pub(crate) fn is_expecting(&self) -> bool {
+        self.objecter.is_expecting()
     }
 
     pub(crate) fn is_connected(&self) -> bool {

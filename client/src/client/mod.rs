@@ -245,7 +245,7 @@ impl<W: World> Poller for Client<W> {
     }
 
     fn expecting(&self) -> bool {
-        self.core.is_waiting()
+        self.core.is_expecting()
     }
 }
 

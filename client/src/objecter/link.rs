@@ -109,6 +109,10 @@ impl Link {
         }
     }
 
+    pub(super) fn is_expecting(&self) -> bool {
+        matches!(self.state, LinkState::Up { in_flight, .. } if in_flight > 0)
+    }
+
     pub(super) fn take_credit(&mut self) {
         if let LinkState::Up { credits, in_flight, .. } = &mut self.state {
             *in_flight += 1;

@@ -175,6 +175,11 @@ impl<O: Copy> Objecter<O> {
         !self.ops.is_empty() || self.mon.has_commands()
     }
 
+    /// Whether an answer is on its way: an op or a command is out. Ops that wait for a PG or a connection have none.
+    pub fn is_expecting(&self) -> bool {
+        self.links.iter().any(Link::is_expecting) || self.mon.is_expecting()
+    }
+
     /// Ops that have not ended.
     pub fn outstanding(&self) -> usize {
         self.ops.len()
@@ -197,7 +202,7 @@ impl<O: Copy> Objecter<O> {
     /// From now on a `Notice` follows every change of the object, and once when the watch is armed.
     pub fn watch(&mut self, object: ObjectId) -> u64 {
         self.last_watch += 1;
-        self.watches.insert(self.last_watch, Watch { object, state: WatchState::Idle });
+        self.watches.insert(self.last_watch, Watch { object, state: WatchState::Idle { until: Instant(0) } });
         self.dirty = true;
         self.last_watch
     }
@@ -283,7 +288,8 @@ impl<O: Copy> Objecter<O> {
             _ => None,
         });
         let ops = self.deadlines.first().map(|(at, _)| *at);
-        pauses.chain(links).chain(self.mon.deadline()).chain(ops).min()
+        let watches = self.watches.values().filter_map(Watch::deadline).filter_map(later);
+        pauses.chain(watches).chain(links).chain(self.mon.deadline()).chain(ops).min()
     }
 
     /// Whether a timer ran out after `before`. Earlier ones have had their turn: what they wait for now is an event.
@@ -296,7 +302,8 @@ impl<O: Copy> Objecter<O> {
             .iter()
             .any(|link| link.wanted && matches!(link.state, LinkState::Idle { retry_at } if due(retry_at)));
         let ops = self.deadlines.first().is_some_and(|(at, _)| *at <= self.now);
-        pauses || links || ops || self.mon.deadline().is_some_and(due)
+        let watches = self.watches.values().filter_map(Watch::deadline).any(due);
+        pauses || links || ops || watches || self.mon.deadline().is_some_and(due)
     }
 
     fn epoch(&self) -> Epoch {
@@ -430,19 +437,25 @@ impl<O: Copy> Objecter<O> {
 
     fn dispatch<W: Wire>(&mut self, wire: &mut W) {
         let (Session::Live(session) | Session::Ending(session)) = self.session else { return };
-        let Some(map) = self.map.clone() else { return };
+        // Taken out for the while, so that the links can be changed beside it.
+        let Some(map) = self.map.take() else { return };
+        self.dispatch_all(session, &map, wire);
+        self.map = Some(map);
+    }
+
+    fn dispatch_all<W: Wire>(&mut self, session: SessionId, map: &ClusterMap, wire: &mut W) {
         let first = self.active.range(self.cursor..).next().copied();
         let Some(mut pg) = first.or_else(|| self.active.first().copied()) else { return };
         self.cursor = PgId { index: pg.index.wrapping_add(1), ..pg };
         for _ in 0..self.active.len() {
-            self.dispatch_pg(session, &map, pg, wire);
+            self.dispatch_pg(session, map, pg, wire);
             let after = self.active.range((std::ops::Bound::Excluded(pg), std::ops::Bound::Unbounded)).next();
             let Some(next) = after.or_else(|| self.active.first()) else { return };
             pg = *next;
         }
     }
 
-    fn dispatch_pg<W: Wire>(&mut self, session: SessionId, map: &Arc<ClusterMap>, pg: PgId, wire: &mut W) {
+    fn dispatch_pg<W: Wire>(&mut self, session: SessionId, map: &ClusterMap, pg: PgId, wire: &mut W) {
         while let Some(queue) = self.pgs.get(&pg)
             && let Some(&slot) = queue.ready.front()
             && let Some(target) = queue.target

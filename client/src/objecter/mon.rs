@@ -92,6 +92,11 @@ impl MonLink {
         !self.commands.is_empty()
     }
 
+    /// A command was sent and not answered.
+    pub(super) fn is_expecting(&self) -> bool {
+        self.commands.iter().any(|command| command.stage == Stage::Sent)
+    }
+
     pub(super) fn deadline(&self) -> Option<Instant> {
         match self.state {
             State::Idle { retry_at } if !self.mons.is_empty() => Some(retry_at),

@@ -14,7 +14,12 @@ use std::collections::BTreeMap;
 #[derive(Debug, Default)]
 pub(super) struct Order {
     objects: BTreeMap<ObjectId, Vec<usize>>,
+    /// Empty lists, used again so that a write does not allocate.
+    spare: Vec<Vec<usize>>,
 }
+
+/// Lists kept for use again: more writes than that are rarely out at once.
+const SPARE_MAX: usize = 256;
 
 impl Order {
     /// Enters a write; returns how many earlier ones it must wait for.
@@ -23,7 +28,8 @@ impl Order {
         if !request.kind.is_write() {
             return 0;
         }
-        let earlier = self.objects.entry(request.object).or_default();
+        let spare = &mut self.spare;
+        let earlier = self.objects.entry(request.object).or_insert_with(|| spare.pop().unwrap_or_default());
         let conflicts = earlier.iter().filter(|other| ops[**other].request.conflicts_with(request)).count();
         earlier.push(slot);
         u32::try_from(conflicts).expect("fewer than 2^32 ops are outstanding")
@@ -46,8 +52,11 @@ impl Order {
                 freed.push(later);
             }
         }
-        if queue.is_empty() {
-            self.objects.remove(&object);
+        if queue.is_empty()
+            && let Some(list) = self.objects.remove(&object)
+            && self.spare.len() < SPARE_MAX
+        {
+            self.spare.push(list);
         }
     }
 }

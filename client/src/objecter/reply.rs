@@ -4,7 +4,7 @@
 use super::link::LinkState;
 use super::mon::MonLink;
 use super::op::Op;
-use super::watch::{Notice, WatchState};
+use super::watch::{Notice, REFUSED_PAUSE, WatchState};
 use super::wire::{LinkDown, Wire};
 use super::{ObjectOp, Objecter, OpOutcome, Origin, Session};
 use crate::error::IoError;
@@ -126,6 +126,10 @@ impl<O: Copy> Objecter<O> {
                 let wants_data = matches!(op.request.kind, OpKind::Read | OpKind::Extents);
                 self.succeed(slot, OpOutcome { version: reply.version, data: data.filter(|_| wants_data) });
             }
+            // Not the PG is busy, its table of watchers is full: others need not wait for that.
+            OpStatus::Busy if matches!(op.origin, Origin::Watch(_)) => {
+                self.finish(slot, Err(IoError::Timeout))
+            }
             OpStatus::StaleEpoch | OpStatus::NotPrimary | OpStatus::NotActive | OpStatus::Busy => {
                 self.again_later(slot);
             }
@@ -239,8 +243,10 @@ impl<O: Copy> Objecter<O> {
         let Some(watch) = self.watches.get_mut(&number) else { return };
         match result {
             Ok(outcome) => self.notices.push_back(Notice { watch: number, version: outcome.version }),
-            // A lost answer or an expired session: arm it again. Other errors would only come again.
-            Err(IoError::MaybeApplied | IoError::Timeout) => watch.state = WatchState::Idle,
+            // Refused, or out of time: arm it again later. Other errors would only come again.
+            Err(IoError::MaybeApplied | IoError::Timeout) => {
+                watch.state = WatchState::Idle { until: self.now.after(REFUSED_PAUSE) };
+            }
             Err(_) => {
                 self.watches.remove(&number);
             }
@@ -258,10 +264,10 @@ impl<O: Copy> Objecter<O> {
                 let up = matches!(self.links[link].state, LinkState::Up { .. });
                 let same = self.pgs.get(&pg).is_some_and(|queue| queue.target == Some(target));
                 if !up || !same {
-                    watch.state = WatchState::Idle;
+                    watch.state = WatchState::Idle { until: Instant(0) };
                 }
             }
-            if watch.state == WatchState::Idle {
+            if watch.deadline().is_some_and(|until| until <= self.now) {
                 watch.state = WatchState::Arming;
                 idle.push((number, watch.object));
             }

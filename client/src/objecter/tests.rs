@@ -559,3 +559,24 @@ fn an_osd_that_cannot_be_reached_is_tried_again_with_growing_pauses() {
     let reason = LinkDown::Closed(CloseReason::Peer);
     bench.feed(WireEvent::Down { connection: ConnectionId(999), reason });
 }
+
+#[test]
+fn a_full_table_of_watchers_holds_up_nobody_else() {
+    let mut bench = Bench::warm(1, 1);
+    bench.objecter.watch(object(0));
+    bench.poll();
+    bench.read(1, 0);
+    let ops = bench.take_ops();
+    assert_eq!((ops[0].1.kind, ops.len()), (OpKind::Watch, 2));
+    assert!(bench.objecter.is_expecting());
+    bench.refuse(&ops[0], OpStatus::Busy);
+    bench.read(2, 0);
+    bench.answer(&ops[1].0);
+    bench.settle();
+    assert_eq!(bench.done(), [(1, Ok(())), (2, Ok(()))]);
+    assert!(!bench.objecter.is_expecting());
+    assert_eq!(bench.objecter.next_deadline(), Some(bench.now.after(Duration::from_secs(1))));
+    bench.wait(1000);
+    bench.settle();
+    assert!(bench.objecter.next_notice().is_some(), "armed in the end");
+}

@@ -5,12 +5,17 @@
 
 use super::link::Target;
 use loligo_config::id::{ObjectId, ObjectVersion, PgId};
+use loligo_reactor::env::Instant;
+use std::time::Duration;
+
+/// A primary that has too many watchers is asked again after this long. Until then the header is as last read.
+pub(super) const REFUSED_PAUSE: Duration = Duration::from_secs(1);
 
 /// Where a watch stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WatchState {
-    /// To be armed.
-    Idle,
+    /// To be armed, but not before this.
+    Idle { until: Instant },
     /// The op is under way.
     Arming,
     /// Notifications come over this link, as long as the target is this.
@@ -22,6 +27,16 @@ pub(super) enum WatchState {
 pub(super) struct Watch {
     pub(super) object: ObjectId,
     pub(super) state: WatchState,
+}
+
+impl Watch {
+    /// When it is to be armed.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        match self.state {
+            WatchState::Idle { until } => Some(until),
+            WatchState::Arming | WatchState::Armed { .. } => None,
+        }
+    }
 }
 
 /// A watched object may have changed.
