@@ -56,6 +56,14 @@ impl Embedded {
         Ok(Self { path: name, database })
     }
 
+    /// On a backend that a test watches.
+    #[cfg(test)]
+    pub(super) fn on_backend(backend: impl redb::StorageBackend) -> Result<Self, DatabaseError> {
+        let mut builder = Database::builder();
+        builder.set_cache_size(CACHE_BYTES).set_check_integrity_on_open(true);
+        Ok(Self { path: "backend".to_owned(), database: builder.create_with_backend(backend)? })
+    }
+
     fn read(&self) -> Result<Option<Raw>, redb::Error> {
         let transaction = self.database.begin_read()?;
         let maps = match transaction.open_table(MAPS) {
