@@ -1,149 +1,169 @@
-//! The checks of both sides of the handshake: pure functions of what is known and what was said.
+//! The steps of the handshake on both sides; `judge` has the checks.
 
-use super::peers::KnownPeers;
-use super::settings::{MessengerSettings, Offer};
-use crate::wire::handshake::{Hello, Identity, RefuseReason, Role, Welcome};
-use loligo_config::id::{ClusterId, Incarnation, SessionId};
-use loligo_reactor::env::CloseReason;
+use super::judge::{Distrust, Judge, Terms, judge_welcome};
+use super::settings::{DownReason, MessengerEvent};
+use super::{Connection, Messenger, Phase};
+use crate::wire::handshake::{Hello, Refuse, RefuseReason, Role, Welcome};
+use crate::wire::{Body, DecodeError, Message};
+use loligo_config::id::SessionId;
+use loligo_config::limits;
+use loligo_reactor::env::{CloseReason, ConnectionId, Entropy, Instant, Transport};
+use std::collections::VecDeque;
 
-/// Version and features that both sides use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Terms {
-    pub version: u16,
-    pub features: u64,
-}
-
-/// What the accepting side knows.
-pub(super) struct Judge<'a> {
-    pub settings: &'a MessengerSettings,
-    /// With the cluster and session as known now.
-    pub identity: &'a Identity,
-    pub known: &'a KnownPeers,
-    /// Connections that this peer has already opened.
-    pub open: usize,
-}
-
-impl Judge<'_> {
-    /// Whether a peer is welcome. The order is that of usefulness to a person who reads the reason: first whether
-    /// both sides understand each other, then whether they belong together, then whether there is room.
-    pub fn hello(&self, hello: &Hello) -> Result<Terms, RefuseReason> {
-        let terms = agree(&self.settings.offer, hello)?;
-        if hello.auth != self.settings.auth {
-            return Err(RefuseReason::Auth);
-        }
-        self.cluster(hello.identity.cluster)?;
-        self.roles(hello)?;
-        if let Role::Osd(osd) = hello.identity.role
-            && self.known.is_retired(osd, hello.identity.incarnation)
-        {
-            return Err(RefuseReason::Stale);
-        }
-        if let Role::Client(session) = hello.identity.role
-            && self.known.is_fenced(session)
-        {
-            return Err(RefuseReason::Fenced);
-        }
-        if self.open >= self.settings.peer_connections_max {
-            return Err(RefuseReason::Busy);
-        }
-        Ok(terms)
-    }
-
-    /// A peer that does not know its cluster yet may ask the mon, and nobody else.
-    fn cluster(&self, theirs: Option<ClusterId>) -> Result<(), RefuseReason> {
-        let belongs = match (self.identity.cluster, theirs) {
-            (None, _) => false,
-            (Some(ours), Some(theirs)) => ours == theirs,
-            (Some(_), None) => self.identity.role == Role::Mon,
+impl<T: Transport, E: Entropy> Messenger<T, E> {
+    pub(super) fn on_connected(&mut self, id: ConnectionId, now: Instant) {
+        let Some(connection) = self.connections.get_mut(&id) else {
+            return;
         };
-        if belongs { Ok(()) } else { Err(RefuseReason::Cluster) }
-    }
-
-    fn roles(&self, hello: &Hello) -> Result<(), RefuseReason> {
-        let ours = self.identity.role;
-        let possible = match hello.identity.role {
-            // Our own id at the other end: this process's address was given to somebody else, or it called itself.
-            Role::Osd(_) if hello.identity.role == ours => false,
-            Role::Osd(_) => hello.identity.incarnation != Incarnation(0),
-            Role::Mon => true,
-            // Ops need a session, and only the mon gives one.
-            Role::Client(session) => session != SessionId(0) || ours == Role::Mon,
+        let Phase::Dialing { expected, core, deadline } = connection.phase else {
+            return;
         };
-        // Clients do not listen.
-        let reached = hello.expected == ours && !matches!(ours, Role::Client(_));
-        if possible && reached { Ok(()) } else { Err(RefuseReason::Identity) }
-    }
-}
-
-/// The newest version and all features that both have.
-fn agree(ours: &Offer, hello: &Hello) -> Result<Terms, RefuseReason> {
-    let version = ours.version.min(hello.version);
-    if version < ours.version_min || version < hello.version_min {
-        return Err(RefuseReason::Version);
-    }
-    let missing_here = hello.features_required & !ours.features;
-    let missing_there = ours.features_required & !hello.features;
-    if missing_here != 0 || missing_there != 0 {
-        return Err(RefuseReason::Feature);
-    }
-    Ok(Terms { version, features: ours.features & hello.features })
-}
-
-/// Why the connecting side does not believe a `Welcome`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Distrust {
-    Refused(RefuseReason),
-    Broken(CloseReason),
-}
-
-impl From<RefuseReason> for Distrust {
-    fn from(reason: RefuseReason) -> Self {
-        Self::Refused(reason)
-    }
-}
-
-/// Checks a `Welcome` against the `Hello` that it answers: the other end must be the one that was meant.
-pub(super) fn judge_welcome(hello: &Hello, welcome: &Welcome, known: &KnownPeers) -> Result<(), Distrust> {
-    if welcome.nonce_echo != hello.nonce {
-        return Err(Distrust::Broken(CloseReason::Protocol("the answer is for another connection")));
-    }
-    if !(hello.version_min..=hello.version).contains(&welcome.version) {
-        return Err(RefuseReason::Version.into());
-    }
-    if welcome.features & !hello.features != 0 || hello.features_required & !welcome.features != 0 {
-        return Err(RefuseReason::Feature.into());
-    }
-    if welcome.auth != hello.auth {
-        return Err(RefuseReason::Auth.into());
-    }
-    let cluster = welcome.identity.cluster.ok_or(RefuseReason::Cluster)?;
-    let belongs = match hello.identity.cluster {
-        Some(ours) => ours == cluster,
-        None => hello.expected == Role::Mon,
-    };
-    if !belongs {
-        return Err(RefuseReason::Cluster.into());
-    }
-    if welcome.identity.role != hello.expected {
-        return Err(RefuseReason::Identity.into());
-    }
-    if let Role::Osd(osd) = welcome.identity.role {
-        if welcome.identity.incarnation == Incarnation(0) {
-            return Err(RefuseReason::Identity.into());
-        }
-        if known.is_retired(osd, welcome.identity.incarnation) {
-            return Err(RefuseReason::Stale.into());
+        let offer = &self.settings.offer;
+        let hello = Hello {
+            version: offer.version,
+            version_min: offer.version_min,
+            features: offer.features,
+            features_required: offer.features_required,
+            identity: self.identity,
+            expected,
+            core,
+            auth: self.settings.auth,
+            nonce: self.entropy.next_u64(),
+        };
+        let deadline = deadline.unwrap_or_else(|| now.after(self.settings.handshake_max));
+        connection.phase = Phase::HelloSent { hello, deadline };
+        if self.put(id, Message::Hello(hello), Body::NONE).is_err() {
+            self.shut(id, Some(DownReason::Closed(CloseReason::Local)));
         }
     }
-    session_fits(hello, welcome)
-}
 
-/// A mon gives a session to a client that has none; everybody else repeats the one that was said.
-fn session_fits(hello: &Hello, welcome: &Welcome) -> Result<(), Distrust> {
-    let fits = match hello.identity.role {
-        Role::Client(SessionId(0)) => welcome.session != SessionId(0),
-        Role::Client(session) => welcome.session == session,
-        Role::Osd(_) | Role::Mon => welcome.session == SessionId(0),
-    };
-    if fits { Ok(()) } else { Err(Distrust::Broken(CloseReason::Protocol("the answer has another session"))) }
+    pub(super) fn on_hello(
+        &mut self,
+        id: ConnectionId,
+        hello: &Hello,
+        now: Instant,
+        out: &mut VecDeque<MessengerEvent>,
+    ) {
+        let open = self.open_by(hello.identity.role);
+        let (settings, identity, known) = (&self.settings, &self.identity, &self.known);
+        let verdict = Judge { settings, identity, known, open }.hello(hello);
+        let admitted = verdict.and_then(|terms| Ok((terms, self.session_for(hello.identity.role)?)));
+        match admitted {
+            Ok((terms, session)) => self.welcome(id, hello, terms, session, now, out),
+            Err(reason) => self.refuse(id, reason),
+        }
+    }
+
+    /// Connections that a peer has opened and that are up. A client without a session is a new one.
+    fn open_by(&self, role: Role) -> usize {
+        if role == Role::Client(SessionId(0)) {
+            return 0;
+        }
+        let opened = |connection: &&Connection| match &connection.phase {
+            Phase::Up(up) => up.accepted && up.peer.role == role,
+            _ => false,
+        };
+        self.connections.values().filter(opened).count()
+    }
+
+    /// The session that a peer has from now on; a new one is used up by this.
+    fn session_for(&mut self, role: Role) -> Result<SessionId, RefuseReason> {
+        match role {
+            Role::Client(SessionId(0)) => self.sessions.next().map(SessionId).ok_or(RefuseReason::Busy),
+            Role::Client(session) => Ok(session),
+            Role::Osd(_) | Role::Mon => Ok(SessionId(0)),
+        }
+    }
+
+    fn welcome(
+        &mut self,
+        id: ConnectionId,
+        hello: &Hello,
+        terms: Terms,
+        session: SessionId,
+        now: Instant,
+        out: &mut VecDeque<MessengerEvent>,
+    ) {
+        let welcome = Welcome {
+            version: terms.version,
+            features: terms.features,
+            identity: self.identity,
+            core: self.settings.core,
+            session,
+            credits: self.settings.credits,
+            auth: self.settings.auth,
+            nonce_echo: hello.nonce,
+            nonce: self.entropy.next_u64(),
+        };
+        if self.put(id, Message::Welcome(welcome), Body::NONE).is_err() {
+            return self.shut(id, None);
+        }
+        let mut peer = hello.identity;
+        if let Role::Client(_) = peer.role {
+            peer.role = Role::Client(session);
+        }
+        peer.cluster = self.identity.cluster;
+        self.set_up(id, peer, true, now);
+        let (core, credits) = (hello.core, self.settings.credits);
+        out.push_back(MessengerEvent::Up { connection: id, peer, accepted: true, core, credits });
+    }
+
+    pub(super) fn on_welcome(
+        &mut self,
+        id: ConnectionId,
+        hello: &Hello,
+        welcome: &Welcome,
+        now: Instant,
+        out: &mut VecDeque<MessengerEvent>,
+    ) {
+        match judge_welcome(hello, welcome, &self.known) {
+            Ok(()) => {}
+            Err(Distrust::Refused(reason)) => {
+                self.stats.refused += 1;
+                return self.shut(id, Some(DownReason::Refused(reason)));
+            }
+            Err(Distrust::Broken(reason)) => return self.break_off(id, reason),
+        }
+        if self.identity.cluster.is_some_and(|ours| Some(ours) != welcome.identity.cluster) {
+            // Learned from another mon since this connection began.
+            return self.shut(id, Some(DownReason::Refused(RefuseReason::Cluster)));
+        }
+        if let Role::Client(said) = hello.identity.role {
+            let current = self.session();
+            if said == SessionId(0) && current != SessionId(0) {
+                // Two mons were asked at once and the other was quicker: this one knows us by a session not in use.
+                return self.shut(id, Some(DownReason::Closed(CloseReason::Local)));
+            }
+            if said == SessionId(0) {
+                self.identity.role = Role::Client(welcome.session);
+            }
+        }
+        self.identity.cluster = welcome.identity.cluster;
+        self.set_up(id, welcome.identity, false, now);
+        out.push_back(MessengerEvent::Up {
+            connection: id,
+            peer: welcome.identity,
+            accepted: false,
+            core: welcome.core,
+            credits: welcome.credits.min(limits::CONNECTION_OPS_MAX),
+        });
+    }
+
+    /// The peer proves who it is in a way unknown here.
+    pub(super) fn on_unknown_auth(&mut self, id: ConnectionId) {
+        match self.connections.get(&id).map(|connection| &connection.phase) {
+            Some(Phase::HelloAwaited { .. }) => self.refuse(id, RefuseReason::Auth),
+            Some(Phase::HelloSent { .. }) => self.shut(id, Some(DownReason::Refused(RefuseReason::Auth))),
+            _ => self.break_off(id, DecodeError::UnknownAuth.into()),
+        }
+    }
+
+    /// Refuses a peer that said `Hello`.
+    fn refuse(&mut self, id: ConnectionId, reason: RefuseReason) {
+        self.stats.refused += 1;
+        tracing::debug!(connection = id.0, %reason, "peer refused");
+        // If the refusal cannot be sent the peer sees a closed connection.
+        let _ = self.put(id, Message::Refuse(Refuse { reason, epoch: self.epoch }), Body::NONE);
+        self.shut(id, None);
+    }
 }

@@ -5,9 +5,11 @@ mod refusals;
 
 use super::*;
 use crate::transport::memory::{MemoryHub, MemoryTransport};
+use crate::wire::handshake::{PROTOCOL_VERSION, Welcome};
 use crate::wire::samples::Draw;
-use crate::wire::{handshake::PROTOCOL_VERSION, mon, op, replica};
+use crate::wire::{mon, op, replica};
 use loligo_config::id::{ObjectId, ObjectVersion, OpId, PgId};
+use loligo_config::limits;
 use loligo_config::map::AuthMode;
 use loligo_reactor::dma::BufferPool;
 
