@@ -280,6 +280,7 @@ pub struct Pg {
     replication: Replication,
     replica: ReplicaLog,
     tail: Option<tail::Sender>,
+    tails_sent: u64,
     watches: Watches,
     counters: Counters,
 }
@@ -300,6 +301,7 @@ impl Pg {
             replication: Replication::default(),
             replica: ReplicaLog::default(),
             tail: None,
+            tails_sent: 0,
             watches: Watches::default(),
             counters: Counters::default(),
         }

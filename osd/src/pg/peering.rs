@@ -5,7 +5,7 @@
 
 use super::phase::{Activation, Fetch, Phase, Push, Round};
 use super::replication::Credits;
-use super::{Actions, Context, Pg, PgAction, PgStore, RETRY_INTERVAL, View, tail, ticket};
+use super::{Actions, Context, Pg, PgAction, PgStore, RETRY_INTERVAL, View, ticket};
 use crate::store::api::{Change, PgMeta, PgStatus, SubmitError, Transaction};
 use loligo_config::id::{Epoch, ObjectVersion, OpId, OsdId};
 use loligo_net::wire::Message;
@@ -355,17 +355,16 @@ impl Pg {
             return self.begin_activation(cx, push, out);
         };
         let since = push.round.infos[index].map_or(ObjectVersion::NONE, |info| info.last);
-        match tail::Sender::new(&*cx.store, self.id, self.acting()[index], since, push.last) {
-            Some(sender) => self.tail = Some(sender),
-            // Either the kept log does not reach back, or the member has writes that the chosen log has not.
-            None => return self.set_phase(Phase::Incomplete),
-        }
+        let (to, last) = (self.acting()[index], push.last);
         if matches!(self.phase, Phase::Pushing(_)) {
             self.phase = Phase::Pushing(push);
         } else {
             self.set_phase(Phase::Pushing(push));
         }
-        self.advance_tail(cx, out);
+        // Either the kept log does not reach back, or the member has writes that the chosen log has not.
+        if self.begin_tail(cx, to, since, last, out).is_none() {
+            self.set_phase(Phase::Incomplete);
+        }
     }
 
     /// The member `to` has everything.

@@ -24,9 +24,15 @@ const LATER_RANGES_MAX: usize = 32;
 /// The `count` of a push of kind `Free` that removes the object.
 pub const COUNT_WHOLE_OBJECT: u32 = u32::MAX;
 
+/// In the tickets of reads: `[36..24] generation of the sender, [23..0] number of the entry`, so that a read of an
+/// earlier sender is never taken for this one's. Longer tails are not sent.
+const ENTRY_BITS: u32 = 24;
+const GENERATION_MASK: u64 = 0x1fff;
+
 /// Sends one tail.
 #[derive(Debug)]
 pub struct Sender {
+    generation: u64,
     to: OsdId,
     entries: Vec<(LogEntry, PushKind)>,
     last: ObjectVersion,
@@ -82,7 +88,7 @@ fn plan(log: &[LogEntry]) -> Vec<(LogEntry, PushKind)> {
 impl Sender {
     /// A tail for `to`, which has everything up to `since`, up to `last`. `None`: the kept log does not reach back
     /// to `since`, or does not contain it.
-    pub fn new<S: PgStore>(
+    fn new<S: PgStore>(
         store: &S,
         pg: PgId,
         to: OsdId,
@@ -90,7 +96,7 @@ impl Sender {
         last: ObjectVersion,
     ) -> Option<Self> {
         let mut log = Vec::new();
-        if !store.entries_since(pg, since, &mut log) {
+        if !store.entries_since(pg, since, &mut log) || log.len() >= 1 << ENTRY_BITS {
             return None;
         }
         let mut previous = since;
@@ -104,7 +110,7 @@ impl Sender {
             return None;
         }
         let entries = plan(&log);
-        Some(Self { to, entries, last, next: 0, window: VecDeque::new(), is_done_sent: false })
+        Some(Self { generation: 0, to, entries, last, next: 0, window: VecDeque::new(), is_done_sent: false })
     }
 
     /// Who receives it.
@@ -146,11 +152,26 @@ impl Pg {
             return;
         }
         let last = cx.store.status(self.id).unwrap_or_default().durable;
-        self.tail = Sender::new(&*cx.store, self.id, from, fetch.since, last);
-        match self.tail {
-            Some(_) => self.advance_tail(cx, out),
-            None => self.send_push_done(from, 0, last, true, out),
+        if self.begin_tail(cx, from, fetch.since, last, out).is_none() {
+            self.send_push_done(from, 0, last, true, out);
         }
+    }
+
+    /// Begins to send a tail; `None` when it cannot be given.
+    pub(super) fn begin_tail<S: PgStore>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        to: OsdId,
+        since: ObjectVersion,
+        last: ObjectVersion,
+        out: &mut Actions,
+    ) -> Option<()> {
+        let mut sender = Sender::new(&*cx.store, self.id, to, since, last)?;
+        self.tails_sent += 1;
+        sender.generation = self.tails_sent & GENERATION_MASK;
+        self.tail = Some(sender);
+        self.advance_tail(cx, out);
+        Some(())
     }
 
     fn send_push_done(
@@ -175,7 +196,7 @@ impl Pg {
             let mut state = SlotState::Ready(None);
             if kind == PushKind::Data {
                 let range = BlockRange { object: entry.object, block: entry.block, count: entry.count };
-                let number = u64::try_from(tail.next).expect("fits");
+                let number = (tail.generation << ENTRY_BITS) | tail.next as u64;
                 if cx.store.read(range, id, ticket::join(slot, ticket::Kind::TailRead, number)).is_err() {
                     break;
                 }
@@ -214,6 +235,10 @@ impl Pg {
         out: &mut Actions,
     ) {
         let Some(tail) = &mut self.tail else { return };
+        if number >> ENTRY_BITS != tail.generation {
+            return;
+        }
+        let number = number & ((1 << ENTRY_BITS) - 1);
         let is_it =
             |slot: &&mut Slot| slot.number as u64 == number && matches!(slot.state, SlotState::Reading);
         let Some(slot) = tail.window.iter_mut().find(is_it) else { return };

@@ -1,1 +1,7 @@
-//! Tests of the state machines with a fake store and a scripted network.
+//! Tests of the state machines with a store in memory and a scripted network.
+
+mod cluster;
+mod peering;
+mod random;
+mod store;
+mod writes;
