@@ -2,6 +2,7 @@
 
 mod faults;
 mod refusals;
+mod sockets;
 
 use super::*;
 use crate::transport::memory::{MemoryHub, MemoryTransport};
