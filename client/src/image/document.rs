@@ -144,3 +144,64 @@ fn checksum(bytes: &[u8]) -> u32 {
     digest.update(&bytes[CRC_AT.end..]);
     digest.finalize() as u32
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::image::directory::{Directory, DirectoryEntry};
+    use crate::image::header::{CreateOptions, Features, ImageHeader};
+    use loligo_config::id::ImageId;
+
+    fn directory() -> Directory {
+        let mut directory = Directory::default();
+        directory.images.insert("vm".into(), DirectoryEntry { id: ImageId(5), removing: false });
+        directory
+    }
+
+    #[test]
+    fn a_directory_has_these_bytes() {
+        let bytes = encode(&directory()).unwrap();
+        assert_eq!(bytes.len(), 4096);
+        assert_eq!(&bytes[..16], b"LOLIGODC\0\0\x02\0\x06\0\0\0");
+        assert_eq!(bytes[20..32], [0; 12]);
+        assert_eq!(&bytes[32..38], b"\x01\x02vm\x05\0");
+        assert!(bytes[38..].iter().all(|byte| *byte == 0));
+        assert_eq!(decode::<Directory>(&bytes), Ok(directory()));
+        assert_eq!(decode::<ImageHeader>(&bytes), Err(DocumentError::Kind(2)));
+    }
+
+    #[test]
+    fn every_flipped_bit_and_every_cut_is_noticed() {
+        let bytes = encode(&directory()).unwrap();
+        for bit in 0..38 * 8 {
+            let mut damaged = bytes.clone();
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            assert!(decode::<Directory>(&damaged).is_err(), "bit {bit}");
+        }
+        for len in 0..38 {
+            assert!(decode::<Directory>(&bytes[..len]).is_err());
+        }
+    }
+
+    #[test]
+    fn headers_keep_everything_and_bad_values_are_refused() {
+        let header = ImageHeader::new("vm", ImageId(7), CreateOptions { size: 1 << 30, order: 22 }, 99);
+        assert_eq!(decode(&encode(&header).unwrap()), Ok(header.clone()));
+        let bad = ImageHeader { order: 40, ..header.clone() };
+        assert_eq!(decode::<ImageHeader>(&encode(&bad).unwrap()), Err(DocumentError::Contents));
+        assert_eq!(header.block_name_prefix(), "rbd_data.7");
+        let names: Vec<_> = Features(0b11101).names().collect();
+        assert_eq!(names, ["layering", "exclusive-lock", "object-map", "fast-diff"]);
+    }
+
+    #[test]
+    fn what_does_not_fit_into_one_op_is_refused() {
+        let mut directory = Directory::default();
+        for number in 0..20_000 {
+            directory
+                .images
+                .insert(format!("{number:060}"), DirectoryEntry { id: ImageId(1), removing: false });
+        }
+        assert_eq!(encode(&directory), Err(TooLarge));
+    }
+}
