@@ -57,9 +57,11 @@ impl<D: BlockDevice> Store<D> {
         }
     }
 
-    fn owned(&self) -> impl Iterator<Item = (Run, &'static str)> + '_ {
+    pub(super) fn owned(&self) -> impl Iterator<Item = (Run, &'static str)> + '_ {
         let data = self.state.index.fragments().flat_map(|fragment| fragment.runs());
         let pages = self.checkpoint.pages().map(|lba| Run { lba, count: 1 });
+        let pg_logs = self.state.pgs.values().flat_map(|pg| pg.page_lbas()).map(|lba| Run { lba, count: 1 });
+        let pages = pages.chain(pg_logs);
         let log = self.log.blocks.iter().map(|(_, run)| *run);
         let left = self.log.current.len - self.log.offset - self.log.open_blocks();
         let from = self.log.current.end() - u64::from(left);

@@ -144,12 +144,17 @@ impl Checkpoint {
         running.unwrap_or(&mut self.drop_next).append(dropped);
     }
 
-    /// Every page that is allocated.
+    /// Every page that is allocated, aside from those of the PGs' logs.
     pub fn pages(&self) -> impl Iterator<Item = u64> + '_ {
         let lists = self.buckets.iter().chain(self.pgs.values()).chain([&self.root, &self.map_pages]);
         let drops = self.running.iter().flat_map(|running| &running.drops);
         let tables = self.tables.iter().filter(|lba| **lba != 0);
-        lists.flatten().chain(tables).chain(&self.drop_next).chain(drops).copied()
+        let stalled = self.running.iter().filter_map(|running| match &running.stalled {
+            Some(Job::Pg(_, snapshot)) => Some(&snapshot.written),
+            _ => None,
+        });
+        let lists = lists.flatten().chain(stalled.flatten());
+        lists.chain(tables).chain(&self.drop_next).chain(drops).copied()
     }
 
     pub fn memory(&self) -> u64 {

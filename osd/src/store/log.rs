@@ -180,15 +180,6 @@ impl Log {
         writing.next().map_or(0, |flight| flight.position)
     }
 
-    /// Whether the device has completed every write of that record.
-    pub fn is_written(&self, position: u64) -> bool {
-        if position <= self.durable {
-            return true;
-        }
-        let flight = self.in_flight.get((position - self.durable - 1) as usize);
-        flight.is_some_and(|flight| flight.parts == 0)
-    }
-
     pub fn tickets_in_flight(&self) -> usize {
         let open = self.open.as_ref().map_or(0, |open| open.flight.tickets.len());
         open + self.in_flight.iter().map(|flight| flight.tickets.len()).sum::<usize>()

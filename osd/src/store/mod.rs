@@ -24,6 +24,8 @@ mod record;
 mod replay;
 mod space;
 mod state;
+#[cfg(test)]
+mod tests;
 
 pub use chunks::ChunkTable;
 pub use codec::{FORMAT, Identity, crc32c};
@@ -135,6 +137,10 @@ impl<D: BlockDevice> Store<D> {
         let last = known.ok_or(SubmitError::Invalid)?.status.last;
         if entry.previous != last {
             return Err(SubmitError::NotNext { last });
+        }
+        let object = self.state.index.object(entry.object);
+        if entry.kind != EntryKind::Result && object.is_some_and(|object| object.pg != entry.pg) {
+            return Err(SubmitError::Invalid);
         }
         Ok(())
     }

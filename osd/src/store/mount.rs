@@ -598,7 +598,8 @@ impl<D: BlockDevice> Mount<D> {
         // Chunks whose claim is unreadable and that the index refers to are taken back.
         let runs = self.state.index.fragments().flat_map(|fragment| fragment.runs().map(|run| run.lba));
         let pages = self.checkpoint.as_ref().expect("loaded").pages();
-        for lba in runs.chain(pages) {
+        let pg_logs = self.state.pgs.values().flat_map(|pg| pg.page_lbas());
+        for lba in runs.chain(pages).chain(pg_logs) {
             if alloc.owns(lba) {
                 continue;
             }
@@ -613,7 +614,8 @@ impl<D: BlockDevice> Mount<D> {
     fn rebuild(&mut self, log: &LogStart, replayed: &Replayed) -> Result<Allocator, MountError> {
         let mut alloc = Allocator::new(self.superblock);
         self.add_owned_chunks(&mut alloc);
-        for lba in self.checkpoint.as_ref().expect("loaded").pages() {
+        let pg_logs = self.state.pgs.values().flat_map(|pg| pg.page_lbas());
+        for lba in self.checkpoint.as_ref().expect("loaded").pages().chain(pg_logs) {
             if !alloc.mark_used(Run { lba, count: 1 }) {
                 // Streams that could not be read are known by their first page only; no page is in two streams.
                 return Err(self.damaged_error("checkpoint's page list"));

@@ -48,7 +48,7 @@ struct Read {
     sequence: u64,
     version: ObjectVersion,
     block: u32,
-    /// Starts when this position of the log is written.
+    /// Starts when every position of the log up to this one is written: it may need blocks of several.
     after: u64,
     groups: Vec<Group>,
     outstanding: usize,
@@ -142,7 +142,10 @@ impl<D: BlockDevice> Store<D> {
         let groups = group(stored(), block, self.transfer_max);
         assert!(groups.len() <= PARTS_MAX);
         let checksums = self.capture_checksums(object, block, count)?;
-        let whole = matches!(&groups[..], [one] if one.pieces.iter().all(|(at, from, _)| at == from) && one.blocks == count);
+        // One device read that is the result as it is: no hole, no gap.
+        let in_place = |one: &Group| one.pieces.iter().all(|(at, from, _)| at == from);
+        let filled: u32 = stored().map(|piece| piece.count).sum();
+        let whole = matches!(&groups[..], [one] if in_place(one) && one.blocks == count && filled == count);
         let data = if whole { None } else { Some(buffer(&self.pool, count)?) };
         let after =
             stored().map(|piece| self.log.position_writing(piece.lba, piece.count)).max().unwrap_or(0);
@@ -193,7 +196,7 @@ impl<D: BlockDevice> Store<D> {
 
     fn start_read(&mut self, id: usize) -> bool {
         let read = &mut self.reads.active[id];
-        if !self.log.is_written(read.after) {
+        if read.after > self.log.durable {
             if let Some(error) = self.failed {
                 // The write that it waits for will never end.
                 read.error = Some(read_error(read.block, error));

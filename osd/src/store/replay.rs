@@ -150,7 +150,7 @@ pub(super) fn replay(scan: &Scan, cut: u64, state: &mut State) -> Replayed {
         };
         for entry in &found.record.entries {
             check_chain(entry, state, &mut replayed);
-            if entry.kind == EntryKind::RemovePg {
+            if entry.kind == EntryKind::RemovePg && state.pgs.contains_key(&entry.pg) {
                 replayed.removed.push(entry.pg);
             }
             state.apply(entry, &mut replayed.left);

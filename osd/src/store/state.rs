@@ -58,8 +58,9 @@ impl State {
         self.pg_pages += u64::from(self.entries % 16 == 0);
         state.apply(entry, &mut left.dropped);
         if !matches!(entry.kind, EntryKind::Result | EntryKind::Meta) {
-            state.status.objects = state.status.objects + after.0 - before.0;
-            state.status.blocks = state.status.blocks + after.1 - before.1;
+            // Wrapping: in a replay the counts start from nothing and are made afresh at its end.
+            state.status.objects = state.status.objects.wrapping_add(after.0).wrapping_sub(before.0);
+            state.status.blocks = state.status.blocks.wrapping_add(after.1).wrapping_sub(before.1);
         }
     }
 
