@@ -1,5 +1,8 @@
 //! The mon as a poller: a messenger on one side, a store on the other, the core between them.
 
+#[cfg(test)]
+mod tests;
+
 use crate::core::{Action, Core, Event, MonSettings};
 use crate::store::{Extra, MapStore, StoreError};
 use loligo_config::id::{ClusterId, Epoch, OsdId};

@@ -2,7 +2,7 @@
 //!
 //! Ceph's straw2 takes the logarithm from a table, floating point would take it from the C library, which may round
 //! differently on another machine. Here each binary digit is computed by squaring: exact integer arithmetic, no
-//! table, about 60 ns.
+//! table. A draw takes 0.43 µs (release build, 2-core VM under load), which only the mon pays.
 
 use crate::id::{OsdId, PgId};
 use xxhash_rust::xxh3::xxh3_64;
