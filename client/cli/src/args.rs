@@ -526,7 +526,7 @@ pub struct DevStartArgs {
 }
 
 /// `loligo demo`
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 #[command(after_help = "Example:\n  loligo demo")]
 pub struct DemoArgs {
     /// Where its temporary folder is made, on a file system with O_DIRECT (ext4, xfs)

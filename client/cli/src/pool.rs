@@ -70,12 +70,12 @@ fn pool_line(pool: &Value) -> String {
         class => format!(" device_class {class}"),
     };
     format!(
-        "pool {} '{}' replicated size {} min_size {} pg_num {} failure_domain {}{class}",
+        "pool {} '{}' replicated size {} min_size {} pg_count {} failure_domain {}{class}",
         number(pool, "pool_id"),
         string(pool, "pool_name"),
         number(pool, "size"),
         number(pool, "min_size"),
-        number(pool, "pg_num"),
+        number(pool, "pg_count"),
         string(pool, "failure_domain"),
     )
 }
@@ -125,11 +125,11 @@ mod tests {
     fn pools_are_listed_by_name_or_in_detail() {
         assert_eq!(pool_line(&json!("rbd")), "rbd");
         let pool = json!({
-            "pool_id": 2, "pool_name": "rbd", "size": 3, "min_size": 2, "pg_num": 32, "failure_domain": "host",
+            "pool_id": 2, "pool_name": "rbd", "size": 3, "min_size": 2, "pg_count": 32, "failure_domain": "host",
         });
         assert_eq!(
             pool_line(&pool),
-            "pool 2 'rbd' replicated size 3 min_size 2 pg_num 32 failure_domain host"
+            "pool 2 'rbd' replicated size 3 min_size 2 pg_count 32 failure_domain host"
         );
     }
 

@@ -1,0 +1,115 @@
+//! What a durable write and a read take, beside the machine's floor.
+
+use super::Stage;
+use crate::cluster::Connection;
+use crate::output::{Align, Failure, Outcome, Table};
+use loligo_bench::floor::{self, Waiting};
+use loligo_bench::load::{self, IoType, Latency, LoadReport, LoadSettings, Pattern};
+use loligo_client::ImageHandle;
+use loligo_nvme::uring::{OpenDevice, UringOptions};
+use loligo_reactor::env::{Entropy, WriteCache};
+use loligo_reactor::os::OsEntropy;
+use std::time::Duration;
+
+/// Copies of the demo's pool, and writers of the floor.
+const COPIES: usize = 3;
+
+/// Measures and returns the table.
+///
+/// # Errors
+/// When a request fails.
+pub fn run(stage: &Stage, cluster: &mut Connection, image: ImageHandle) -> Outcome<String> {
+    let time = Duration::from_secs(stage.options().seconds);
+    let floor_time = time.div_f64(2.0);
+    let failed =
+        |error: floor::FloorError| Failure::new(format!("the floor cannot be measured: {error}"), "");
+    // The image's blocks first: an overwrite is what a database does.
+    let fill = Load { io: IoType::Write, pattern: Pattern::Sequential, io_len: 1 << 20, depth: 8 };
+    fill.run(cluster, image, None)?;
+    let qd1 = |io| Load { io, pattern: Pattern::Random, io_len: 4096, depth: 1 };
+    let writes = qd1(IoType::Write).run(cluster, image, Some(time))?;
+    stage.step("durable writes measured");
+    let reads = qd1(IoType::Read).run(cluster, image, Some(time))?;
+    stage.step("reads measured");
+    let disk = floor::durable_writes(stage.path(), COPIES, floor_time).map_err(failed)?;
+    let spinning = floor::round_trips(Waiting::Spinning, floor_time).map_err(failed)?;
+    let sleeping = floor::round_trips(Waiting::Sleeping, floor_time).map_err(failed)?;
+    stage.step("the machine's floor measured");
+    let mut table = Table::new(&[
+        ("4 KiB AT QUEUE DEPTH 1", Align::Left),
+        ("COPIES AT ACK", Align::Right),
+        ("COUNT", Align::Right),
+        ("MEAN us", Align::Right),
+        ("P50 us", Align::Right),
+        ("P99 us", Align::Right),
+        ("P99.9 us", Align::Right),
+        ("MAX us", Align::Right),
+    ]);
+    let copies = writes.copies_min.unwrap_or(0).to_string();
+    row(&mut table, "durable write", &copies, &Latency::of(&writes.writes));
+    row(&mut table, "read", "-", &Latency::of(&reads.reads));
+    row(
+        &mut table,
+        &format!("floor: {COPIES} durable writes at once on this file system"),
+        "-",
+        &Latency::of(&disk),
+    );
+    row(&mut table, "floor: loopback TCP round trip, spinning", "-", &Latency::of(&spinning));
+    row(&mut table, "floor: loopback TCP round trip, sleeping", "-", &Latency::of(&sleeping));
+    Ok(format!("\n{table}\n{}\n", conditions(stage, &copies)?))
+}
+
+fn conditions(stage: &Stage, copies: &str) -> Outcome<String> {
+    let probe = stage.path().join("geometry");
+    std::fs::write(&probe, vec![0; 8192]).map_err(Failure::plain)?;
+    let cache = OpenDevice::open(&probe, UringOptions::default())
+        .map(|device| device.geometry().write_cache)
+        .map_err(Failure::plain);
+    let _ = std::fs::remove_file(&probe); // In a temporary folder anyway.
+    let flush = match cache? {
+        WriteCache::Volatile => "every write is forced through the device's volatile cache (FUA)",
+        WriteCache::None => "the device has no volatile cache, so none is flushed",
+    };
+    Ok(format!(
+        "A write is acknowledged when {copies} copies are durable; {flush}.\n\
+         A write takes two round trips and one device write at least: client, primary, replicas and back.\n\
+         Poll mode {}; client, mon and three OSD processes share {} cores.",
+        stage.options().poll.as_str(),
+        loligo_reactor::os::cpu::allowed_cores().map_or(0, |cores| cores.len()),
+    ))
+}
+
+fn row(table: &mut Table, what: &str, copies: &str, latency: &Latency) {
+    let figures = [latency.mean_us, latency.p50_us, latency.p99_us, latency.p99_9_us, latency.max_us];
+    let mut cells = vec![what.to_owned(), copies.to_owned(), latency.count.to_string()];
+    cells.extend(figures.map(|figure| format!("{figure:.0}")));
+    table.row(cells);
+}
+
+struct Load {
+    io: IoType,
+    pattern: Pattern,
+    io_len: u64,
+    depth: u32,
+}
+
+impl Load {
+    /// For a time, or once over the image.
+    fn run(
+        &self,
+        cluster: &mut Connection,
+        image: ImageHandle,
+        time: Option<Duration>,
+    ) -> Outcome<LoadReport> {
+        let settings = LoadSettings {
+            io: self.io,
+            pattern: self.pattern,
+            io_len: self.io_len,
+            depth: self.depth,
+            bytes_max: time.is_none().then_some(super::IMAGE_LEN),
+            time_max: time,
+            seed: OsEntropy::new().next_u64(),
+        };
+        load::run(cluster, image, settings, &mut |_| {}).map_err(|error| Failure::new(error.to_string(), ""))
+    }
+}
