@@ -522,3 +522,6 @@ impl<W: World> Poller for Shard<W> {
 fn brings_data(kind: OpKind) -> bool {
     kind == OpKind::Write
 }
+
+#[cfg(test)]
+mod tests;
