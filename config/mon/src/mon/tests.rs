@@ -183,11 +183,11 @@ impl Bed {
         self.send(peer, Message::Command(Command { number: 3 }), request.to_string().as_bytes());
         self.pass(1);
         let messages = self.messages(peer);
-        let answers = messages.iter().filter_map(|(message, data)| match message {
+        let mut answers = messages.iter().filter_map(|(message, data)| match message {
             Message::CommandReply(CommandReply { number: 3, .. }) => serde_json::from_slice(data).ok(),
             _ => None,
         });
-        answers.last().expect("an answer within a millisecond")
+        answers.next_back().expect("an answer within a millisecond")
     }
 }
 
