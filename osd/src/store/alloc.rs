@@ -36,11 +36,13 @@ pub(super) struct Allocator {
     free: u64,
     /// Where the next search begins.
     cursor: u64,
+    /// No chunk before this one has a free block.
+    low: u64,
 }
 
 impl Allocator {
     pub fn new(superblock: Superblock) -> Self {
-        Self { superblock, chunks: BTreeMap::new(), free: 0, cursor: 0 }
+        Self { superblock, chunks: BTreeMap::new(), free: 0, cursor: 0, low: 0 }
     }
 
     /// Adds an empty chunk.
@@ -49,6 +51,7 @@ impl Allocator {
         let bits = vec![0; blocks as usize / 64].into_boxed_slice();
         let old = self.chunks.insert(chunk, Chunk { bits, free: blocks, longest: blocks });
         assert!(old.is_none(), "chunk {chunk} is owned already");
+        self.low = self.low.min(chunk);
         self.free += u64::from(blocks);
     }
 
@@ -136,6 +139,29 @@ impl Allocator {
         left == 0
     }
 
+    /// `count` blocks as low on the device as there are, appended to `runs`; nothing if there are not so many. For
+    /// checkpoint pages: they fill holes that are no use to the log, and leave high chunks empty to be given back.
+    pub fn alloc_low(&mut self, count: u32, runs: &mut Vec<Run>) -> bool {
+        if self.free < u64::from(count) {
+            return false;
+        }
+        let mut left = count;
+        while left > 0 {
+            let (number, chunk) = self.chunks.range_mut(self.low..).next().expect("there are free blocks");
+            let number = *number;
+            if chunk.free == 0 {
+                self.low = number + 1;
+                continue;
+            }
+            let (at, len) = chunk.first_run(left);
+            let run = Run { lba: self.superblock.chunk_lba(number) + u64::from(at), count: len };
+            assert!(self.mark_used(run), "the run is free");
+            runs.push(run);
+            left -= len;
+        }
+        true
+    }
+
     /// Marks blocks used; false, and nothing marked, if one of them is used already or not of this shard.
     pub fn mark_used(&mut self, run: Run) -> bool {
         if !self.owns(run.lba) || !self.owns(run.end() - 1) {
@@ -174,6 +200,7 @@ impl Allocator {
         }
         chunk.free += run.count;
         chunk.longest = chunk.free;
+        self.low = self.low.min(number);
         self.free += u64::from(run.count);
     }
 
@@ -190,6 +217,15 @@ impl Allocator {
 impl Chunk {
     fn used(&self, bit: u32) -> bool {
         self.bits[bit as usize / 64] >> (bit % 64) & 1 == 1
+    }
+
+    /// The first run of free blocks, at most `want` long.
+    fn first_run(&self, want: u32) -> (u32, u32) {
+        let (at, word) =
+            (0u32..).step_by(64).zip(&self.bits).find(|(_, word)| **word != u64::MAX).expect("free");
+        let bit = word.trailing_ones();
+        let len = (word >> bit).trailing_zeros().min(64 - bit);
+        (at + bit, len.min(want))
     }
 
     /// Where the first run of `want` free blocks begins, else the longest run; and its length, at most `want`.

@@ -376,7 +376,7 @@ impl<D: BlockDevice> Store<D> {
             buffers.push(self.pool.alloc(BLOCK).ok()?);
         }
         let mut runs = Vec::new();
-        if !self.alloc.alloc_scattered(u32::try_from(count).ok()?, count, &mut runs) {
+        if !self.alloc.alloc_low(u32::try_from(count).ok()?, &mut runs) {
             self.checkpoint_short_of_space();
             return None;
         }

@@ -350,9 +350,8 @@ impl<D: BlockDevice> Store<D> {
         let log = &mut self.log;
         let flight = &mut log.open.as_mut().expect("placed in the open record").flight;
         flight.tickets.extend(ticket);
-        if entry.version.is_some() {
-            flight.touched.push((entry.pg, entry.version));
-        }
+        // Metas have no version, but a lost promise has to be noticed as well.
+        flight.touched.push((entry.pg, entry.version));
         let position = flight.position;
         for run in freed.drain(..) {
             log.freed_count += u64::from(run.count);
@@ -429,7 +428,7 @@ impl<D: BlockDevice> Store<D> {
             log.recorded = log.recorded.max(flight.mark);
             log.named = log.named.max(flight.named);
             for (pg, version) in flight.touched.drain(..) {
-                if let Some(pg) = self.state.pgs.get_mut(&pg) {
+                if let Some(pg) = self.state.pgs.get_mut(&pg).filter(|_| version.is_some()) {
                     pg.status.durable = version;
                 }
             }

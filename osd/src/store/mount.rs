@@ -229,6 +229,14 @@ impl<D: BlockDevice> Mount<D> {
     }
 
     fn fetched(&mut self, fetch: &mut Fetch<D>, fetched: Fetched) {
+        // Blocks that cannot be read are damage to live with. A device that fails is no reason to give PGs up: the
+        // next attempt may read them.
+        if let Err(error) = fetched.result
+            && !matches!(error, DiskError::Media { .. })
+        {
+            self.error = Some(MountError::Device { shard: self.shard.0, error });
+            return;
+        }
         match self.phase {
             Phase::Anchors => {
                 let Ok(block) = &fetched.result else { return };

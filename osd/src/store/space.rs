@@ -63,11 +63,14 @@ impl<D: BlockDevice> Store<D> {
         let unclaimed = self.chunks.free() * self.superblock.chunk_blocks / shards;
         let now = self.alloc.free() + self.log.remaining();
         let soon = self.log.freed_count + self.discards.runs().map(|run| u64::from(run.count)).sum::<u64>();
-        let kept_back = self.reserve() + self.checkpoint_cost();
+        // What one more write of a few blocks makes dirty is kept back too: see `admit`.
+        let floor = self.checkpoint_cost() + FLOOR + 16;
+        let chunked = (self.alloc.free() + unclaimed).saturating_sub(floor);
+        let logged = (now + unclaimed).saturating_sub(floor + self.reserve());
         Space {
             blocks: self.superblock.chunks * self.superblock.chunk_blocks / shards,
             free: now + soon + unclaimed,
-            credit: (now + unclaimed).saturating_sub(kept_back),
+            credit: logged.min(chunked),
             data: self.state.index.counts().2,
         }
     }
