@@ -169,7 +169,8 @@ fn scaled(count: u64, base: f64, units: &[&str]) -> String {
     }
     let space = if units[unit].len() > 1 || units[unit] == "B" { " " } else { "" };
     let number = if unit == 0 || value >= 10.0 || value.fract() < 0.05 {
-        format!("{}", value.round())
+        // Halves to the even side, as C prints them.
+        format!("{value:.0}")
     } else {
         format!("{value:.1}")
     };

@@ -188,6 +188,7 @@ fn plain_health(health: &Value, detail: bool) -> String {
     for (name, check) in checks(health) {
         let severity = match string(check, "severity") {
             "HEALTH_ERR" => "ERR",
+            "HEALTH_OK" => "INF",
             _ => "WRN",
         };
         text += &format!("[{severity}] {name}: {}\n", string(&check["summary"], "message"));
