@@ -70,7 +70,8 @@ impl Folder {
             ));
         }
         let host = cluster::read_host_file(&Self::conf(path))?;
-        Ok(Self { path: path.to_owned(), host })
+        let path = path.canonicalize().map_err(Failure::plain)?;
+        Ok(Self { path, host })
     }
 
     /// Makes the folder of a new one: host file, folders, no devices yet.
@@ -166,7 +167,7 @@ impl Folder {
                 force: false,
                 shards: None,
             };
-            osd::format(&args, 1, |device| {
+            osd::format(&args, osd::shards(Some(&self.host), section.id), |device| {
                 let request =
                     json!({ "prefix": "osd new", "id": section.id.0, "device": device.to_string() });
                 let answer = cluster.command(request)?;

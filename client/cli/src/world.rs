@@ -34,6 +34,10 @@ pub fn now() -> Instant {
 }
 
 /// A device of either back end.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one per reactor, and the large one is the one on the data path"
+)]
 pub enum Device {
     /// A file or block device of the kernel's.
     Uring(UringDevice),

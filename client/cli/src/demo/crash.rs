@@ -144,7 +144,7 @@ impl Writer {
             let known = self.blocks.get(&block).copied().unwrap_or_default();
             unacked += u64::from(known.pending != 0);
             let is = |number: u64| found == content(block, number);
-            if !is(known.acked) && !(known.pending != 0 && is(known.pending)) {
+            if !(is(known.acked) || known.pending != 0 && is(known.pending)) {
                 return Err(Failure::new(
                     format!("block {block} holds neither acknowledged write {} nor a later one", known.acked),
                     "this must never happen: keep everything (--keep) and report it",

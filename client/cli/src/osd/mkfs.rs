@@ -41,7 +41,7 @@ pub fn run(global: &Global, args: &MkfsArgs) -> Outcome {
 }
 
 /// As many shards as the host file gives the OSD reactors.
-fn shards(host: Option<&HostFile>, osd: OsdId) -> u16 {
+pub fn shards(host: Option<&HostFile>, osd: OsdId) -> u16 {
     let cores = host.and_then(|host| host.osd(osd).map(|section| host.cores(section)));
     match cores {
         Some(Cores::Pinned(cores)) => u16::try_from(cores.len()).unwrap_or(1),

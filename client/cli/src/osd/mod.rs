@@ -4,7 +4,7 @@ mod device;
 mod mkfs;
 mod run;
 
-pub use mkfs::format;
+pub use mkfs::{format, shards};
 
 use crate::args::{Global, OsdCommand};
 use crate::cluster;

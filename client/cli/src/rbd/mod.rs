@@ -61,7 +61,7 @@ fn ls(global: &Global, pool: &str, long: bool) -> Outcome {
             images.push(json!({ "image": entry.name, "id": id, "size": header.size, "format": 2 }));
         }
     }
-    output::show(global.format, &Value::from(images), |images| plain_long(images));
+    output::show(global.format, &Value::from(images), plain_long);
     Ok(())
 }
 
