@@ -43,12 +43,12 @@ impl Span {
 
     /// Whether the first block is only partly in it, from its beginning on or at its end.
     pub fn has_partial_head(self) -> bool {
-        self.within_block() != 0 || (self.blocks() == 1 && self.end() % BLOCK_SIZE != 0)
+        self.within_block() != 0 || (self.blocks() == 1 && !self.end().is_multiple_of(BLOCK_SIZE))
     }
 
     /// Whether the last block, another one than the first, is only partly in it.
     pub fn has_partial_tail(self) -> bool {
-        self.blocks() > 1 && self.end() % BLOCK_SIZE != 0
+        self.blocks() > 1 && !self.end().is_multiple_of(BLOCK_SIZE)
     }
 
     /// Whether it consists of whole blocks.

@@ -87,11 +87,10 @@ impl<W: World> Shard<W> {
         let data = op.payload.as_ref().map(|payload| payload.data.to_vec());
         let Arrival { request, epoch, from, arrived, .. } = op;
         let message = ShardMessage::Op { request, epoch, data, from, arrived };
-        match self.links.send(owner, message) {
-            Ok(()) => self.forwarded += 1,
-            Err(_) => {
-                self.refuse(&Arrival { request, epoch, payload: None, from, arrived }, OpStatus::Busy);
-            }
+        if self.links.send(owner, message) {
+            self.forwarded += 1;
+        } else {
+            self.refuse(&Arrival { request, epoch, payload: None, from, arrived }, OpStatus::Busy);
         }
     }
 
@@ -184,7 +183,7 @@ impl<W: World> Shard<W> {
         if to.core != self.links.index() {
             let data = payload.map(|payload| payload.data.to_vec());
             let message = ShardMessage::Reply { to: to.connection, reply, data, arrived };
-            if self.links.send(to.core, message).is_err() {
+            if !self.links.send(to.core, message) {
                 // The client asks again after its timeout; the op-id table knows the answer.
                 tracing::warn!(core = to.core, "a reply was dropped: the other core does not keep up");
             }

@@ -124,12 +124,10 @@ impl ShardLinks {
         &self.receiver
     }
 
-    /// Sends to one shard; gives the message back when its mailbox is full.
-    pub fn send(&self, shard: u16, message: ShardMessage) -> Result<(), ShardMessage> {
-        match self.senders.get(usize::from(shard)) {
-            Some(sender) => sender.send(message).map_err(|full| full.0),
-            None => Err(message),
-        }
+    /// Sends to one shard. False: its mailbox is full, and the message is gone.
+    #[must_use]
+    pub fn send(&self, shard: u16, message: ShardMessage) -> bool {
+        self.senders.get(usize::from(shard)).is_some_and(|sender| sender.send(message).is_ok())
     }
 
     /// The other shards.
@@ -213,7 +211,7 @@ mod tests {
     fn messages_reach_their_shard() {
         let links = ShardLinks::new(3);
         assert_eq!(links[1].others().collect::<Vec<_>>(), [0, 2]);
-        links[1].send(2, ShardMessage::Superseded(ConnectionId(4))).unwrap();
+        assert!(links[1].send(2, ShardMessage::Superseded(ConnectionId(4))));
         assert!(matches!(links[2].receiver().receive(), Some(ShardMessage::Superseded(ConnectionId(4)))));
         assert!(links[0].receiver().receive().is_none());
     }

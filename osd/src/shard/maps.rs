@@ -18,7 +18,7 @@ impl<W: World> Shard<W> {
     /// A map from the mon: for this shard and the others.
     pub(super) fn spread_map(&mut self, now: Instant, map: Arc<ClusterMap>) {
         for shard in self.links.others() {
-            if self.links.send(shard, ShardMessage::Map(Arc::clone(&map))).is_err() {
+            if !self.links.send(shard, ShardMessage::Map(Arc::clone(&map))) {
                 // Its mailbox is full of ops; it serves in its older map, which peers with newer promises refuse,
                 // until the next map comes.
                 tracing::warn!(shard, epoch = map.epoch.0, "a shard did not take a map: it does not keep up");

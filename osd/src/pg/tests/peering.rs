@@ -29,8 +29,12 @@ fn with_tails() -> Cluster {
     cluster.submit(0, request(1, 6, OpKind::Discard, object(0), 4096, 4096), None);
     while cluster.deliver(0, 1) {}
     while cluster.commit(1) {}
-    (0..2).for_each(|_| drop(cluster.deliver(0, 2)));
-    (0..2).for_each(|_| drop(cluster.commit(2)));
+    (0..2).for_each(|_| {
+        cluster.deliver(0, 2);
+    });
+    (0..2).for_each(|_| {
+        cluster.commit(2);
+    });
     cluster.kill(0, 1);
     cluster
 }
@@ -55,7 +59,9 @@ fn a_crash_at_any_step_of_peering_is_survived() {
             for (a, b) in cluster.cut.clone() {
                 cluster.connect(a, b);
             }
-            (0..steps).for_each(|at| drop(turn(&mut cluster, at)));
+            (0..steps).for_each(|at| {
+                turn(&mut cluster, at);
+            });
             cluster.kill(victim, steps % 3);
             cluster.settle();
             cluster.assert_members_equal();
@@ -75,7 +81,9 @@ fn a_lost_connection_at_any_step_of_peering_is_survived() {
             for (a, b) in cluster.cut.clone() {
                 cluster.connect(a, b);
             }
-            (0..steps).for_each(|at| drop(turn(&mut cluster, at)));
+            (0..steps).for_each(|at| {
+                turn(&mut cluster, at);
+            });
             cluster.disconnect(pair.0, pair.1);
             cluster.settle();
             assert_eq!(cluster.phase(0), Some(PhaseKind::Active));
@@ -89,7 +97,9 @@ fn a_down_member_stops_service_until_it_is_back() {
     let mut cluster = Cluster::new(3);
     cluster.settle();
     cluster.kill(1, 0);
-    (0..3).for_each(|node| drop(cluster.take_map(node)));
+    (0..3).for_each(|node| {
+        cluster.take_map(node);
+    });
     assert_eq!(cluster.phase(0), Some(PhaseKind::Down));
     assert_eq!(cluster.phase(2), Some(PhaseKind::Down));
     cluster.settle();

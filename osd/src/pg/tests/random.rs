@@ -218,14 +218,20 @@ impl Run {
             self.cluster.disconnect(node, other);
         }
         match self.random.below(100) {
-            0..40 => drop(self.cluster.deliver(node, other)),
-            40..60 => drop(self.cluster.commit(node)),
+            0..40 => {
+                self.cluster.deliver(node, other);
+            }
+            40..60 => {
+                self.cluster.commit(node);
+            }
             60..70 => {
                 let at = self.random.below(8) as usize;
                 self.cluster.finish_read(node, at);
             }
             70..84 => self.client_action(),
-            84..89 => drop(self.cluster.take_map(node)),
+            84..89 => {
+                self.cluster.take_map(node);
+            }
             89..97 => {
                 self.cluster.now = self.cluster.now.after(Duration::from_millis(2));
                 self.cluster.step(node, PgEvent::Tick);

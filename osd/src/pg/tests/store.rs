@@ -101,10 +101,6 @@ impl FakeStore {
         Some(ticket)
     }
 
-    pub fn is_idle(&self) -> bool {
-        self.tickets.is_empty() && self.reads.is_empty()
-    }
-
     /// The read at this place among those under way ends.
     pub fn read_next(&mut self, at: usize) -> Option<(Ticket, ReadData)> {
         let at = at.checked_rem(self.reads.len())?;

@@ -1,6 +1,5 @@
 //! A disk in memory with a volatile cache: a power cut keeps any of what was not yet durable.
 
-use crate::pg::blocks::crc32c;
 use loligo_config::units::{BLOCK_SIZE, BlockCount};
 use loligo_reactor::env::{
     BlockDevice, Completion, Completions, DiskOp, Entropy, Geometry, QueueFull, Ticket, WriteCache,
@@ -45,10 +44,6 @@ impl Media {
                 self.durable.insert(lba, block);
             }
         }
-    }
-
-    pub fn digest(&self) -> u32 {
-        self.durable.iter().fold(0, |sum, (lba, block)| sum ^ crc32c(block).rotate_left(*lba as u32 % 32))
     }
 }
 
