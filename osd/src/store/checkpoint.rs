@@ -243,7 +243,7 @@ impl<D: BlockDevice> Store<D> {
         match self.write_job(running, job) {
             Ok(()) => true,
             Err(job) => {
-                running.stalled = Some(job);
+                running.stalled = Some(*job);
                 false
             }
         }
@@ -309,7 +309,7 @@ impl<D: BlockDevice> Store<D> {
         out
     }
 
-    fn write_job(&mut self, running: &mut Running, job: Job) -> Result<(), Job> {
+    fn write_job(&mut self, running: &mut Running, job: Job) -> Result<(), Box<Job>> {
         match job {
             Job::Bucket(bucket, bytes) => {
                 let pages = if bytes.is_empty() {
@@ -317,7 +317,7 @@ impl<D: BlockDevice> Store<D> {
                 } else {
                     self.write_stream(running, Tag::Bucket(bucket), &bytes)
                 };
-                let Some(pages) = pages else { return Err(Job::Bucket(bucket, bytes)) };
+                let Some(pages) = pages else { return Err(Box::new(Job::Bucket(bucket, bytes))) };
                 let old = std::mem::replace(&mut self.checkpoint.buckets[bucket as usize], pages);
                 running.drops.extend(old);
                 running.tables.insert(bucket / TABLE_ENTRIES as u32);
@@ -325,14 +325,14 @@ impl<D: BlockDevice> Store<D> {
             Job::Pg(pg, snapshot) => return self.write_pg(running, pg, snapshot),
             Job::Table(table, bytes) => {
                 let Some(pages) = self.write_stream(running, Tag::Table(table), &bytes) else {
-                    return Err(Job::Table(table, bytes));
+                    return Err(Box::new(Job::Table(table, bytes)));
                 };
                 let old = std::mem::replace(&mut self.checkpoint.tables[table as usize], pages[0]);
                 running.drops.extend((old != 0).then_some(old));
             }
             Job::Map(bytes) => {
                 let Some(pages) = self.write_stream(running, Tag::Map, &bytes) else {
-                    return Err(Job::Map(bytes));
+                    return Err(Box::new(Job::Map(bytes)));
                 };
                 running.drops.extend(std::mem::replace(&mut self.checkpoint.map_pages, pages));
             }
@@ -340,7 +340,7 @@ impl<D: BlockDevice> Store<D> {
                 let Some(pages) = self.write_stream(running, Tag::Root, &bytes) else {
                     // The root goes last, so its phase has passed: it is tried again as what stalled.
                     running.phase = Phase::Root;
-                    return Err(Job::Root(bytes));
+                    return Err(Box::new(Job::Root(bytes)));
                 };
                 running.phase = Phase::Drain;
                 running.drops.extend(std::mem::replace(&mut self.checkpoint.root, pages));
@@ -349,17 +349,22 @@ impl<D: BlockDevice> Store<D> {
         Ok(())
     }
 
-    fn write_pg(&mut self, running: &mut Running, pg: PgId, mut snapshot: PgSnapshot) -> Result<(), Job> {
+    fn write_pg(
+        &mut self,
+        running: &mut Running,
+        pg: PgId,
+        mut snapshot: PgSnapshot,
+    ) -> Result<(), Box<Job>> {
         while let Some(full) = snapshot.full.first() {
             let Some(pages) = self.write_stream(running, Tag::PgLog, full) else {
-                return Err(Job::Pg(pg, snapshot));
+                return Err(Box::new(Job::Pg(pg, snapshot)));
             };
             snapshot.full.remove(0);
             snapshot.written.push(pages[0]);
         }
         let bytes = Pg::encode(&snapshot, pg, &snapshot.written);
         let Some(pages) = self.write_stream(running, Tag::Pg, &bytes) else {
-            return Err(Job::Pg(pg, snapshot));
+            return Err(Box::new(Job::Pg(pg, snapshot)));
         };
         running.drops.extend(self.checkpoint.pgs.insert(pg, pages).unwrap_or_default());
         if let Some(state) = self.state.pgs.get_mut(&pg) {

@@ -171,7 +171,7 @@ impl Index {
     }
 
     /// Serialises the bucket if a checkpoint needs it as it is, then marks it changed.
-    fn touch(&mut self, bucket: usize) {
+    pub fn touch(&mut self, bucket: usize) {
         if self.states[bucket] & PENDING != 0 {
             self.states[bucket] &= !PENDING;
             self.captured.push((bucket as u32, encode_bucket(&self.buckets[bucket])));

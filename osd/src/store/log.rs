@@ -10,7 +10,7 @@ use super::api::{StoreEvent, SubmitError};
 use super::codec::BLOCK;
 use super::io::Purpose;
 use super::layout::{Range, SEGMENTS_NAMED_MAX, Segment};
-use super::record::{ENTRIES_LEN_MAX, ENTRY_LEN, Entry, RUN_LEN, Record, Touched};
+use super::record::{ENTRIES_LEN_MAX, ENTRY_LEN, Entry, EntryBytes, RUN_LEN, Record, Touched};
 use arrayvec::ArrayVec;
 use loligo_config::id::{ObjectVersion, PgId};
 use loligo_config::limits::OP_BLOCKS_MAX;
@@ -381,15 +381,8 @@ impl<D: BlockDevice> Store<D> {
         open.flight.named = log.record.segments.last().expect("its own at least").ordinal;
         open.flight.submitted = self.now;
         let (recent, out) = (log.recent.iter().copied(), &mut log.record_bytes);
-        log.record.encode(
-            open.entries,
-            &log.entry_bytes,
-            recent,
-            out,
-            &mut open.head,
-            &self.identity,
-            open.lba,
-        );
+        let entries = EntryBytes { count: open.entries, bytes: &log.entry_bytes };
+        log.record.encode(entries, recent, out, &mut open.head, &self.identity, open.lba);
         let touched = open.flight.touched.iter();
         log.recent.extend(touched.map(|(pg, version)| Touched { position, pg: *pg, version: *version }));
         log.recent.drain(..log.recent.len().saturating_sub(RECENT_MAX));

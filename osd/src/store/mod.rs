@@ -180,7 +180,8 @@ impl<D: BlockDevice> Store<D> {
 
     /// Whether superseded blocks are needed now, or are so many that they should not wait for the next write.
     fn space_is_short(&self) -> bool {
-        self.alloc.free() < self.superblock.chunk_blocks || self.log.freed_count >= self.superblock.chunk_blocks / 4
+        self.alloc.free() < self.superblock.chunk_blocks
+            || self.log.freed_count >= self.superblock.chunk_blocks / 4
     }
 
     fn completed(&mut self, completion: Completion) {

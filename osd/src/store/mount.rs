@@ -8,22 +8,20 @@
 
 use super::alloc::{Allocator, Run};
 use super::api::LogEntry;
-use super::checkpoint::{Checkpoint, Pages, TABLE_ENTRIES};
+use super::checkpoint::Checkpoint;
 use super::chunks::ChunkTable;
-use super::codec::{BLOCK, Identity, Take, crc32c};
-use super::fetch::{Chain, Chains, Fetch, Fetched};
-use super::index::FRAGMENT_BLOCKS;
+use super::codec::{BLOCK, Identity, crc32c};
+use super::fetch::{Chains, Fetch, Fetched};
 use super::io::Io;
-use super::layout::{ANCHOR_BLOCKS, Anchor, RANGES_MAX, Range, Segment, Superblock, encode_claim};
+use super::layout::{ANCHOR_BLOCKS, Anchor, Segment, Superblock, encode_claim};
 use super::log::{Log, LogStart};
 use super::page::Tag;
-use super::pgs::{Pg, decode_log};
 use super::read::Reads;
-use super::replay::{Replayed, Scan, replay};
+use super::replay::Scan;
 use super::space::Discards;
 use super::state::{Leftovers, State};
 use super::{Store, write_op};
-use loligo_config::id::{Epoch, ObjectId, ObjectVersion, PgId, ShardId};
+use loligo_config::id::{PgId, ShardId};
 use loligo_reactor::dma::{BufferPool, SharedBuffer};
 use loligo_reactor::env::{
     BlockDevice, Completions, DiskError, DiskOp, Instant, QueueFull, Ticket, WriteCache,
@@ -35,6 +33,9 @@ use std::sync::Arc;
 const READS_PER_POLL: usize = 256;
 /// Blocks of a long read.
 const READ_BLOCKS: u32 = 64;
+
+mod load;
+mod settle;
 
 /// Why a shard could not be mounted. Nothing was changed, except that chunks may have been claimed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -268,150 +269,6 @@ impl<D: BlockDevice> Mount<D> {
         }
     }
 
-    /// A stream of the checkpoint has been read.
-    fn stream(
-        &mut self,
-        fetch: &mut Fetch<D>,
-        tag: Tag,
-        id: u64,
-        chain: Option<Chain>,
-    ) -> Result<(), MountError> {
-        let done = match (tag, chain) {
-            (Tag::Root, Some(chain)) => {
-                self.parse_root(&chain).ok_or_else(|| self.damaged_error("checkpoint's root"))?;
-                Some(())
-            }
-            (Tag::Root, None) => return Err(self.damaged_error("checkpoint's root")),
-            (Tag::Table(table), Some(chain)) => self.parse_table(table, &chain),
-            (Tag::Bucket(bucket), Some(chain)) => self.parse_bucket(bucket, chain),
-            (Tag::Pg, chain) => {
-                let asked = self.pg_chains.remove(&id);
-                self.parse_pg(fetch, asked, chain);
-                Some(())
-            }
-            (Tag::PgLog, chain) => {
-                self.parse_pg_log(id, chain);
-                Some(())
-            }
-            (Tag::Map, Some(chain)) => self.parse_map(chain),
-            // The map comes from the mon again.
-            (Tag::Map, None) => Some(()),
-            (Tag::Table(_) | Tag::Bucket(_), None) => None,
-        };
-        if done.is_none() {
-            tracing::error!(shard = self.shard.0, ?tag, "a checkpoint page is damaged");
-            self.damaged = true;
-        }
-        Ok(())
-    }
-
-    fn checkpoint(&mut self) -> &mut Checkpoint {
-        self.checkpoint.as_mut().expect("the root has been read")
-    }
-
-    fn set_buckets(&mut self, buckets: u32) {
-        let shards = u64::from(self.superblock.shards);
-        let share = self.superblock.chunks * self.superblock.chunk_blocks / shards;
-        // 64 MiB of log at most: read in a tenth of a second at a mount.
-        let trigger = (share / 16).clamp(96, 16_384);
-        self.state = State::new(buckets);
-        self.checkpoint = Some(Checkpoint::new(self.anchor.clone(), buckets, trigger));
-    }
-
-    fn parse_root(&mut self, chain: &Chain) -> Option<()> {
-        let mut take = Take(&chain.bytes);
-        self.map_lba = take.u64()?;
-        let buckets = take.u32()?;
-        if !buckets.is_power_of_two() || u64::from(buckets) > self.superblock.blocks {
-            return None;
-        }
-        self.set_buckets(buckets);
-        for table in 0..(buckets as usize).div_ceil(TABLE_ENTRIES) {
-            let lba = take.u64()?;
-            self.checkpoint().tables[table] = lba;
-        }
-        while !take.0.is_empty() {
-            self.pg_starts.push((take.pg()?, take.u64()?));
-        }
-        self.checkpoint().root = chain.lbas.clone().into();
-        Some(())
-    }
-
-    fn parse_table(&mut self, table: u32, chain: &Chain) -> Option<()> {
-        let mut take = Take(&chain.bytes);
-        let from = table as usize * TABLE_ENTRIES;
-        let checkpoint = self.checkpoint();
-        for pages in checkpoint.buckets[from..].iter_mut().take(TABLE_ENTRIES) {
-            let lba = take.u64()?;
-            // The rest of the bucket's pages is known when it has been read.
-            *pages = if lba == 0 { Pages::default() } else { [lba].into() };
-        }
-        Some(())
-    }
-
-    fn parse_bucket(&mut self, bucket: u32, chain: Chain) -> Option<()> {
-        self.state.index.load_bucket(bucket, &chain.bytes)?;
-        self.checkpoint().buckets[bucket as usize] = chain.lbas.into();
-        Some(())
-    }
-
-    fn parse_pg(&mut self, fetch: &mut Fetch<D>, asked: Option<PgId>, chain: Option<Chain>) {
-        let Some(id) = asked else { return };
-        let decoded = chain.and_then(|chain| {
-            let (found, pg, tail) = Pg::decode(&chain.bytes)?;
-            (found == id).then_some((pg, tail, chain.lbas))
-        });
-        let Some((pg, tail, lbas)) = decoded else {
-            tracing::error!(shard = self.shard.0, pg = %id, "the PG's state is damaged");
-            let mut pg = Pg::default();
-            pg.status.incomplete = true;
-            pg.touch(&mut Vec::new());
-            self.state.pgs.insert(id, pg);
-            return;
-        };
-        self.checkpoint().pgs.insert(id, lbas.into());
-        let pages: Vec<u64> = pg.page_lbas().collect();
-        for (at, lba) in pages.iter().enumerate() {
-            let chain = self.chains.read(fetch, Tag::PgLog, *lba);
-            self.log_chains.insert(chain, (id, at));
-        }
-        self.pg_logs.insert(id, PgLogs { pages: vec![None; pages.len()], tail });
-        self.state.pgs.insert(id, pg);
-    }
-
-    fn parse_pg_log(&mut self, chain_id: u64, chain: Option<Chain>) {
-        let Some((id, at)) = self.log_chains.remove(&chain_id) else { return };
-        let entries = chain.and_then(|chain| decode_log(&chain.bytes));
-        if let Some(logs) = self.pg_logs.get_mut(&id) {
-            logs.pages[at] = entries.filter(|entries| entries.len() == super::pgs::LOG_PAGE_ENTRIES);
-        }
-    }
-
-    /// Puts the PG logs together. One with an unreadable page starts anew: peers are then brought up by version.
-    fn join_pg_logs(&mut self) {
-        for (id, logs) in std::mem::take(&mut self.pg_logs) {
-            let Some(pg) = self.state.pgs.get_mut(&id) else { continue };
-            if logs.pages.iter().any(Option::is_none) {
-                let mut dropped = Vec::new();
-                pg.touch(&mut dropped);
-                pg.clear_log(&mut dropped);
-                self.checkpoint.as_mut().expect("loaded").drop_next.append(&mut dropped);
-                continue;
-            }
-            pg.load_log(logs.pages.into_iter().flatten().flatten().chain(logs.tail));
-        }
-    }
-
-    fn parse_map(&mut self, chain: Chain) -> Option<()> {
-        let mut take = Take(&chain.bytes);
-        let epoch = Epoch(take.u32()?);
-        let map = take.0.to_vec();
-        let checkpoint = self.checkpoint();
-        checkpoint.map = Some((epoch, map));
-        checkpoint.map_pages = chain.lbas.into();
-        Some(())
-    }
-
     /// Everything that the phase asked for is there.
     fn advance(&mut self, fetch: &mut Fetch<D>) -> Result<(), MountError> {
         match self.phase {
@@ -532,178 +389,6 @@ impl<D: BlockDevice> Mount<D> {
         }
     }
 
-    /// Cuts the tail, replays, and finds out which blocks are free.
-    fn resolve(&mut self) -> Result<(), MountError> {
-        let scan = self.scan.take().expect("the log has been read");
-        let cut = scan.cut(&self.wrong);
-        let mut replayed = replay(&scan, cut, &mut self.state);
-        let checkpoint = self.checkpoint.as_mut().expect("loaded");
-        checkpoint.drop_next.append(&mut replayed.left.dropped);
-        for (id, pg) in replayed.removed.iter().zip(&replayed.left.removed) {
-            checkpoint.drop_next.extend(pg.page_lbas());
-            checkpoint.drop_next.extend(checkpoint.pgs.remove(id).unwrap_or_default());
-        }
-        if !replayed.lost.is_empty() {
-            tracing::error!(shard = self.shard.0, lost = ?replayed.lost, "durable log records are lost");
-        }
-        if self.damaged {
-            for pg in self.state.pgs.values_mut() {
-                pg.touch(&mut Vec::new());
-                pg.status.incomplete = true;
-            }
-        }
-        self.required |= self.damaged || !replayed.lost.is_empty();
-        let log = self.log_start(&scan, cut);
-        let alloc = self.rebuild(&log, &replayed)?;
-        for pg in self.state.pgs.values_mut() {
-            pg.status.durable = pg.status.last;
-        }
-        self.state.recount();
-        self.ready = Some((alloc, log));
-        self.phase = Phase::Claims;
-        Ok(())
-    }
-
-    /// Where the log goes on.
-    fn log_start(&mut self, scan: &Scan, cut: u64) -> LogStart {
-        let kept = || scan.found.range(..cut);
-        let last = kept().next_back().map(|(_, found)| found);
-        let (segments, offset) = match last {
-            Some(found) => {
-                let current = found.record.segments[0];
-                let offset = (found.lba - current.lba) as u32 + 1 + found.record.inline;
-                (found.record.segments.clone(), offset)
-            }
-            None => (self.anchor.segments.clone(), self.anchor.log_offset),
-        };
-        let mut ranges = self.anchor.ranges.clone();
-        let generation = ranges.last().map_or(1, |range| range.generation + 1);
-        // A generation of which nothing survived leaves no range: the list does not grow while crashes follow one
-        // another without a write in between.
-        if ranges.last().is_some_and(|range| range.start == cut) {
-            ranges.pop();
-        }
-        ranges.push(Range { start: cut, generation });
-        self.required |= ranges.len() >= RANGES_MAX - 2;
-        let mut segments = VecDeque::from(segments);
-        let current = segments.pop_front().unwrap_or(Segment { ordinal: 0, lba: 0, len: 0 });
-        let blocks = kept().map(|(position, found)| (*position, Run { lba: found.lba, count: 1 })).collect();
-        LogStart {
-            generation,
-            ranges,
-            next: cut,
-            start: self.anchor.log_start,
-            current,
-            offset,
-            upcoming: segments,
-            blocks,
-            segment_blocks: (self.superblock.chunk_blocks / 4).min(1024) as u32,
-        }
-    }
-
-    fn add_owned_chunks(&mut self, alloc: &mut Allocator) {
-        self.chunks.owned_by(self.shard).for_each(|chunk| alloc.add_chunk(chunk));
-        // Chunks whose claim is unreadable and that the index refers to are taken back.
-        let runs = self.state.index.fragments().flat_map(|fragment| fragment.runs().map(|run| run.lba));
-        let pages = self.checkpoint.as_ref().expect("loaded").pages();
-        let pg_logs = self.state.pgs.values().flat_map(|pg| pg.page_lbas());
-        for lba in runs.chain(pages).chain(pg_logs) {
-            if alloc.owns(lba) {
-                continue;
-            }
-            if let Some(chunk) = self.superblock.chunk_of(lba).filter(|c| self.chunks.reclaim(self.shard, *c))
-            {
-                alloc.add_chunk(chunk);
-                self.writes.claims.push(chunk);
-            }
-        }
-    }
-
-    fn rebuild(&mut self, log: &LogStart, replayed: &Replayed) -> Result<Allocator, MountError> {
-        let mut alloc = Allocator::new(self.superblock);
-        self.add_owned_chunks(&mut alloc);
-        let pg_logs = self.state.pgs.values().flat_map(|pg| pg.page_lbas());
-        for lba in self.checkpoint.as_ref().expect("loaded").pages().chain(pg_logs) {
-            if !alloc.mark_used(Run { lba, count: 1 }) {
-                // Streams that could not be read are known by their first page only; no page is in two streams.
-                return Err(self.damaged_error("checkpoint's page list"));
-            }
-        }
-        let left = log.current.len - log.offset.min(log.current.len);
-        let current = Run { lba: log.current.lba + u64::from(log.offset), count: left };
-        let upcoming = log.upcoming.iter().map(|segment| Run { lba: segment.lba, count: segment.len });
-        let records = log.blocks.iter().map(|(_, run)| *run);
-        for run in records.chain(upcoming).chain([current]).filter(|run| run.count > 0) {
-            if !alloc.mark_used(run) {
-                return Err(self.damaged_error("log's segment list"));
-            }
-        }
-        self.mark_extents(&mut alloc, replayed);
-        Ok(alloc)
-    }
-
-    /// Marks the data. A block that seems to have two owners is possible only after a loss: a lost record freed it,
-    /// a later one has used it. The last writer keeps it, for the others it is lost.
-    fn mark_extents(&mut self, alloc: &mut Allocator, replayed: &Replayed) {
-        let mut contested: BTreeMap<u64, ()> = BTreeMap::new();
-        for run in self.state.index.fragments().flat_map(|fragment| fragment.runs()) {
-            if !alloc.mark_used(run) {
-                for lba in run.lba..run.end() {
-                    if !alloc.mark_used(Run { lba, count: 1 }) {
-                        contested.insert(lba, ());
-                    }
-                }
-            }
-        }
-        if contested.is_empty() {
-            return;
-        }
-        let mut losers: Vec<(ObjectId, u32, PgId)> = Vec::new();
-        let mut kept: BTreeMap<u64, ()> = BTreeMap::new();
-        for fragment in self.state.index.fragments() {
-            for extent in &fragment.extents {
-                for at in 0..extent.count() {
-                    let lba = extent.lba() + u64::from(at);
-                    if !contested.contains_key(&lba) {
-                        continue;
-                    }
-                    let writer: Option<&(ObjectId, ObjectVersion)> = replayed.writers.get(&lba);
-                    if writer == Some(&(fragment.object, extent.version)) {
-                        kept.insert(lba, ());
-                    } else {
-                        let block = fragment.number * FRAGMENT_BLOCKS + extent.block() + at;
-                        losers.push((fragment.object, block, fragment.pg));
-                    }
-                }
-            }
-        }
-        for (object, block, pg) in losers {
-            self.state.index.lose(object, block);
-            let pg = self.state.pgs.entry(pg).or_default();
-            pg.touch(&mut Vec::new());
-            pg.status.incomplete = true;
-        }
-        self.required = true;
-    }
-
-    /// Takes the chunks and segments that a shard needs to write at all.
-    fn settle(&mut self) -> Result<(), MountError> {
-        let (alloc, log) = self.ready.as_mut().expect("resolved");
-        if log.current.len > 0 {
-            return Ok(());
-        }
-        while log.upcoming.len() < 3 {
-            let want = log.segment_blocks;
-            let run = alloc.alloc_run(want, 1).ok_or(MountError::NoSpace { shard: self.shard.0 })?;
-            let ordinal = log.upcoming.back().map_or(1, |last| last.ordinal + 1);
-            log.upcoming.push_back(Segment { ordinal, lba: run.lba, len: run.count });
-        }
-        log.current = log.upcoming.pop_front().expect("just filled");
-        log.offset = 0;
-        self.anchor.segments = [log.current].into_iter().chain(log.upcoming.iter().copied()).collect();
-        Ok(())
-    }
-
     fn write_anchor(&mut self, volatile: bool) -> Result<(), MountError> {
         let (_, log) = self.ready.as_ref().expect("resolved");
         let mut anchor = self.anchor.clone();
@@ -720,12 +405,13 @@ impl<D: BlockDevice> Mount<D> {
 
     /// Moves writes on; true when all are complete.
     fn write(&mut self, fetch: &mut Fetch<D>) -> bool {
-        if self.phase == Phase::Claims && !self.writes.claimed {
-            if let Err(error) = self.queue_claims(fetch.device.geometry().write_cache == WriteCache::Volatile)
-            {
-                self.error = Some(error);
-                return false;
-            }
+        let volatile = fetch.device.geometry().write_cache == WriteCache::Volatile;
+        if self.phase == Phase::Claims
+            && !self.writes.claimed
+            && let Err(error) = self.queue_claims(volatile)
+        {
+            self.error = Some(error);
+            return false;
         }
         let writes = &mut self.writes;
         while let Some(op) = writes.queue.pop_front() {

@@ -200,6 +200,13 @@ impl Entry {
     }
 }
 
+/// The entries of a record that is written.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct EntryBytes<'a> {
+    pub count: u16,
+    pub bytes: &'a [u8],
+}
+
 /// A PG's version as one record made it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Touched {
@@ -228,30 +235,29 @@ impl Record {
     /// Fills a block. `recent` is what earlier records touched, oldest first; as much of it as fits is echoed.
     pub fn encode(
         &self,
-        entry_count: u16,
-        entries: &[u8],
+        entries: EntryBytes<'_>,
         recent: impl DoubleEndedIterator<Item = Touched>,
         out: &mut Vec<u8>,
         block: &mut [u8],
         identity: &Identity,
         lba: u64,
     ) {
-        assert!(entries.len() <= ENTRIES_LEN_MAX, "the entries fit");
+        assert!(entries.bytes.len() <= ENTRIES_LEN_MAX, "the entries fit");
         out.clear();
         out.u64(self.position);
         out.u64(self.mark);
         out.u64(self.generation);
-        out.u16(entry_count);
+        out.u16(entries.count);
         out.u32(self.inline);
         out.u16(self.segments.len() as u16);
         let echo_at = out.len();
         out.u16(0);
         out.u64(0);
         self.segments.iter().for_each(|segment| segment.put(out));
-        let (count, from) = self.put_echo(ENTRIES_LEN_MAX - entries.len(), recent, out);
+        let (count, from) = self.put_echo(ENTRIES_LEN_MAX - entries.bytes.len(), recent, out);
         out[echo_at..echo_at + 2].copy_from_slice(&count.to_le_bytes());
         out[echo_at + 2..echo_at + 10].copy_from_slice(&from.to_le_bytes());
-        out.put(entries);
+        out.put(entries.bytes);
         fill(block, out);
         seal(block, BlockKind::Record, identity, lba);
     }
@@ -344,7 +350,8 @@ mod tests {
         entries.iter().for_each(|entry| entry.put(&mut bytes));
         let mut block = vec![0; BLOCK];
         let count = entries.len() as u16;
-        record.encode(count, &bytes, recent.iter().copied(), &mut Vec::new(), &mut block, &identity(), 50);
+        let entries_now = EntryBytes { count, bytes: &bytes };
+        record.encode(entries_now, recent.iter().copied(), &mut Vec::new(), &mut block, &identity(), 50);
         let found = Record::decode(&block, &identity(), 50).unwrap();
         assert_eq!(Record { echo: vec![], echo_from: 0, entries: vec![], ..found.clone() }, record);
         assert_eq!(found.entries, entries);

@@ -141,8 +141,8 @@ pub(super) struct Replayed {
 
 /// Applies the records before `cut` to what the checkpoint held.
 pub(super) fn replay(scan: &Scan, cut: u64, state: &mut State) -> Replayed {
-    let mut replayed = Replayed::default();
-    replayed.lost = (scan.log_start..cut).filter(|position| !scan.found.contains_key(position)).collect();
+    let lost = (scan.log_start..cut).filter(|position| !scan.found.contains_key(position)).collect();
+    let mut replayed = Replayed { lost, ..Replayed::default() };
     for position in scan.log_start..cut {
         let Some(found) = scan.found.get(&position) else {
             lose(scan.echo_of(position), state, &mut replayed);

@@ -89,7 +89,7 @@ impl<D: BlockDevice> Store<D> {
         let kept_back = self.checkpoint_cost() + dirty + FLOOR;
         let free = self.alloc.free();
         let writes = entry.kind == EntryKind::Write;
-        let enough = free + self.log.remaining() >= kept_back + self.reserve() + u64::from(entry.count) + 1;
+        let enough = free + self.log.remaining() > kept_back + self.reserve() + u64::from(entry.count);
         if free < kept_back || (writes && !enough) {
             return Err(self.out_of_space());
         }

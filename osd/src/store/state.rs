@@ -55,7 +55,7 @@ impl State {
             self.pg_pages += state.pages_max();
         }
         self.entries += 1;
-        self.pg_pages += u64::from(self.entries % 16 == 0);
+        self.pg_pages += u64::from(self.entries.is_multiple_of(16));
         state.apply(entry, &mut left.dropped);
         if !matches!(entry.kind, EntryKind::Result | EntryKind::Meta) {
             // Wrapping: in a replay the counts start from nothing and are made afresh at its end.

@@ -102,11 +102,6 @@ impl Media {
         self.durable.insert(lba, Rc::from(block));
     }
 
-    /// Every block that was ever written.
-    pub fn lbas(&self) -> Vec<u64> {
-        self.durable.keys().chain(self.cache.keys()).copied().collect()
-    }
-
     /// The power fails: each sector that was not durable keeps its old value or any of the newer ones.
     pub fn power_cut(&mut self) {
         let writing = std::mem::take(&mut self.writing);

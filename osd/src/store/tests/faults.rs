@@ -11,7 +11,7 @@ fn script(harness: &mut Harness, until: u64) {
     let over = |harness: &mut Harness| {
         harness.store().failed().is_some() || harness.media.borrow().operations >= until
     };
-    let mut submit = |harness: &mut Harness, index: u32, what: What| {
+    let submit = |harness: &mut Harness, index: u32, what: What| {
         for _ in 0..100_000 {
             if over(harness) {
                 return;

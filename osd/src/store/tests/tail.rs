@@ -247,6 +247,17 @@ fn a_damaged_checkpoint_page_makes_pgs_incomplete_and_the_rest_mounts() {
     assert!((0..3).all(|index| harness.store().pg(pg(index)).unwrap().incomplete));
     harness.settle();
     harness.store().audit().unwrap();
+    // Made anew, as a repair from peers does, they stay complete.
+    for index in 0..3 {
+        harness.submit_wait(pg(index), What::RemovePg).unwrap();
+        harness.make_pg(pg(index));
+    }
+    harness.commit();
+    for _ in 0..3 {
+        restart(&mut harness);
+        assert!((0..3).all(|index| !harness.store().pg(pg(index)).unwrap().incomplete));
+        harness.checkpoint();
+    }
 }
 
 #[test]
