@@ -9,7 +9,9 @@
 
 use loligo_config::id::{ClusterId, Epoch, Incarnation, OsdId, PgId};
 use loligo_config::map::ClusterMap;
+use loligo_net::messenger::DownReason;
 use loligo_net::wire::Message;
+use loligo_net::wire::handshake::RefuseReason;
 use loligo_net::wire::mon::{
     Boot, BootInfo, BootReply, BootStatus, Failure, OsdReport, PgReport, Report, Subscribe,
 };
@@ -69,6 +71,14 @@ pub enum BootError {
     /// The mon refused for good.
     #[error("the mon refused this OSD: {0}")]
     Refused(BootStatus),
+    /// Every mon refused the connection, for a reason that does not go away by itself.
+    #[error("the mon at {mon} refused the connection: {reason}")]
+    Handshake {
+        /// The last one asked.
+        mon: SocketAddr,
+        /// Why.
+        reason: RefuseReason,
+    },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,6 +108,8 @@ pub struct MapClient {
     is_up_in_map: bool,
     refused_since: Option<Instant>,
     failure: Option<BootError>,
+    /// Mons that refused the connection for good, one behind the other.
+    refusals: usize,
     problem: Option<BootStatus>,
     /// What the mon was told of each PG over this connection.
     told: BTreeMap<PgId, PgReport>,
@@ -120,6 +132,7 @@ impl MapClient {
             is_up_in_map: false,
             refused_since: None,
             failure: None,
+            refusals: 0,
             problem: None,
             told: BTreeMap::new(),
             last_report: OsdReport::default(),
@@ -168,6 +181,7 @@ impl MapClient {
     pub fn on_up(&mut self, now: Instant, out: &mut Vec<MapAction>) {
         let State::Connecting { connection } = self.state else { return };
         self.backoff = BACKOFF_MIN;
+        self.refusals = 0;
         self.told.clear();
         let (next_boot, next_report) = (now, now.after(REPORT_INTERVAL));
         self.state = State::Connected { connection, next_boot, next_report, next_idle_report: now };
@@ -176,8 +190,16 @@ impl MapClient {
         self.tick(now, out);
     }
 
-    /// It is gone, or could not be made: the next mon is tried after a while.
-    pub fn on_down(&mut self, now: Instant) {
+    /// It is gone, or could not be made: the next mon is tried after a while. When every mon has refused for good in
+    /// a row, the OSD gives up: it was started with a device of another cluster, or the address of something else.
+    pub fn on_down(&mut self, now: Instant, reason: DownReason) {
+        self.refusals = if is_final(reason) { self.refusals + 1 } else { 0 };
+        if let DownReason::Refused(reason) = reason
+            && self.refusals >= self.settings.mons.len()
+        {
+            let mon = self.settings.mons[self.mon];
+            self.failure = Some(BootError::Handshake { mon, reason });
+        }
         self.state = State::Waiting { until: now.after(self.backoff) };
         self.backoff = (self.backoff * 2).min(BACKOFF_MAX);
         self.mon = (self.mon + 1) % self.settings.mons.len();
@@ -290,6 +312,15 @@ impl MapClient {
     }
 }
 
+/// Whether asking again would be answered in the same way.
+fn is_final(reason: DownReason) -> bool {
+    use RefuseReason::{Auth, Busy, Cluster, Feature, Fenced, Identity, Stale, Version};
+    match reason {
+        DownReason::Refused(Version | Feature | Cluster | Identity | Auth) => true,
+        DownReason::Refused(Busy | Fenced | Stale) | DownReason::Closed(_) | DownReason::Timeout => false,
+    }
+}
+
 fn encode<T: serde::Serialize>(value: &T) -> Vec<u8> {
     postcard::to_stdvec(value).expect("plain data in memory can be encoded")
 }
@@ -388,9 +419,23 @@ mod tests {
     }
 
     #[test]
+    fn it_gives_up_when_every_mon_belongs_to_another_cluster() {
+        let (mut client, _) = connected();
+        let foreign = DownReason::Refused(RefuseReason::Cluster);
+        client.on_down(Instant(0), foreign);
+        assert_eq!(client.failure(), None, "the other mon may be the right one");
+        client.on_down(Instant(1), DownReason::Timeout);
+        client.on_down(Instant(2), foreign);
+        assert_eq!(client.failure(), None, "not in a row");
+        client.on_down(Instant(3), foreign);
+        let Some(BootError::Handshake { reason, .. }) = client.failure() else { panic!("it goes on") };
+        assert_eq!(reason, RefuseReason::Cluster);
+    }
+
+    #[test]
     fn a_lost_mon_is_replaced_by_the_next_with_backoff() {
         let (mut client, mut out) = connected();
-        client.on_down(Instant(0));
+        client.on_down(Instant(0), DownReason::Timeout);
         out.clear();
         client.tick(Instant(0), &mut out);
         assert!(out.is_empty());

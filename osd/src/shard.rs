@@ -19,7 +19,7 @@ use deliver::Backlog;
 use links::{ShardLinks, ShardMessage};
 use loligo_config::id::{CoreId, Epoch, Incarnation, OsdId, PgId, SessionId};
 use loligo_config::map::ClusterMap;
-use loligo_net::messenger::{Messenger, MessengerEvent};
+use loligo_net::messenger::{DownReason, Messenger, MessengerEvent};
 use loligo_net::wire::handshake::{Identity, Role};
 use loligo_net::wire::mon::OsdReport;
 use loligo_net::wire::op::OpKind;
@@ -249,7 +249,7 @@ impl<W: World> Shard<W> {
             MessengerEvent::Up { connection, peer, accepted, credits, .. } => {
                 self.on_up(now, connection, &peer, accepted, credits);
             }
-            MessengerEvent::Down { connection, .. } => self.on_down(now, connection),
+            MessengerEvent::Down { connection, reason, .. } => self.on_down(now, connection, reason),
             MessengerEvent::Message { connection, received, arrived } => {
                 self.on_message(now, connection, received, arrived);
             }
@@ -282,10 +282,10 @@ impl<W: World> Shard<W> {
         }
     }
 
-    fn on_down(&mut self, now: Instant, connection: ConnectionId) {
+    fn on_down(&mut self, now: Instant, connection: ConnectionId, reason: DownReason) {
         self.backlog.forget(connection);
         if let Some(client) = self.map_client.as_mut().filter(|client| client.owns(connection)) {
-            return client.on_down(now);
+            return client.on_down(now, reason);
         }
         if let Some((osd, core)) = self.peers.on_down(connection, now) {
             self.step_all(now, || PgEvent::PeerDown(osd), |slot| slot.uses(osd, core));

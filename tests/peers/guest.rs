@@ -37,7 +37,10 @@ fn kernel_file_systems_live_on_an_image() -> Result<()> {
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     ensure!(output.status.success(), "the guest ended with {}:\n{out}\n{err}", output.status);
     for system in ["ext4", "xfs"] {
-        ensure!(out.contains(&format!("{system}: files are as written")), "{system} is missing in:\n{out}\n{err}");
+        ensure!(
+            out.contains(&format!("{system}: files are as written")),
+            "{system} is missing in:\n{out}\n{err}"
+        );
     }
     Ok(())
 }

@@ -29,7 +29,8 @@ fn nbdinfo_sees_sizes_flags_and_all_exports() -> Result<()> {
     cluster.run(&["rbd", "create", "pool/one", "--size", "64M"])?;
     cluster.run(&["rbd", "create", "pool/two", "--size", "1G", "--object-size", "1M"])?;
     let server = cluster.serve_nbd(&["pool/one", "pool/two"])?;
-    let info: serde_json::Value = serde_json::from_str(&run("nbdinfo", &["--json", &server.uri("pool/two")])?)?;
+    let info: serde_json::Value =
+        serde_json::from_str(&run("nbdinfo", &["--json", &server.uri("pool/two")])?)?;
     let export = &info["exports"][0];
     ensure!(export["export-size"].as_u64() == Some(1 << 30), "size: {info}");
     ensure!(export["block_size_minimum"].as_u64() == Some(1), "minimum block size: {info}");
@@ -98,10 +99,15 @@ fn fio_verifies_random_writes_at_queue_depth_32() -> Result<()> {
     cluster.run(&["rbd", "create", "pool/fio", "--size", "64M"])?;
     let server = cluster.serve_nbd(&["pool/fio"])?;
     let uri = format!("--uri={}", server.uri("pool/fio"));
-    let fixed = ["--name=verify", "--ioengine=nbd", "--rw=randwrite", "--bs=4k", "--iodepth=32", "--size=64M"];
-    let check = ["--verify=crc32c", "--verify_fatal=1", "--do_verify=1", "--randrepeat=0", "--output-format=json"];
+    let fixed =
+        ["--name=verify", "--ioengine=nbd", "--rw=randwrite", "--bs=4k", "--iodepth=32", "--size=64M"];
+    let check =
+        ["--verify=crc32c", "--verify_fatal=1", "--do_verify=1", "--randrepeat=0", "--output-format=json"];
     let text = run("fio", &[&fixed[..], &check[..], &[&uri]].concat())?;
-    let report: serde_json::Value = serde_json::from_str(&text)?;
+    // The engine greets the server on standard output, before the report.
+    let json = text.find('{').map_or("", |at| &text[at..]);
+    let report: serde_json::Value =
+        serde_json::from_str(json).with_context(|| format!("fio printed: {text}"))?;
     let job = &report["jobs"][0];
     ensure!(job["error"].as_u64() == Some(0), "fio found errors: {text}");
     let (written, read) = (job["write"]["total_ios"].as_u64(), job["read"]["total_ios"].as_u64());

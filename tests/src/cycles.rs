@@ -57,7 +57,8 @@ struct Run {
 /// # Errors
 /// The first violation, with the seed that led to it.
 pub fn run(options: &CycleOptions, mut progress: impl FnMut(u32, Victim)) -> Result<Summary> {
-    let cluster_options = ClusterOptions { volatile_cache: options.volatile_cache, ..ClusterOptions::default() };
+    let cluster_options =
+        ClusterOptions { volatile_cache: options.volatile_cache, ..ClusterOptions::default() };
     let cluster = Cluster::start(cluster_options)?;
     let image = cluster.make_image("16M")?;
     let server = cluster.serve_nbd(&[&image])?;

@@ -46,7 +46,9 @@ impl History {
         let Some(entry) = self.blocks.get_mut(&block) else {
             return match value {
                 Stamp::Zero => Ok(()),
-                Stamp::Write(number) => Err(format!("block {block} was never written and holds write {number}")),
+                Stamp::Write(number) => {
+                    Err(format!("block {block} was never written and holds write {number}"))
+                }
             };
         };
         if value != entry.settled && !entry.open.contains(&value) {

@@ -50,7 +50,8 @@ pub struct Connection {
 impl Connection {
     /// Opens `export` by NBD_OPT_EXPORT_NAME. Every later wait for an answer ends after `patience`.
     pub fn open(socket: &Path, export: &str, patience: Duration) -> Result<Self> {
-        let mut stream = UnixStream::connect(socket).with_context(|| format!("connect to {}", socket.display()))?;
+        let mut stream =
+            UnixStream::connect(socket).with_context(|| format!("connect to {}", socket.display()))?;
         stream.set_read_timeout(Some(patience))?;
         stream.set_write_timeout(Some(patience))?;
         let mut greeting = [0; 18];
@@ -126,7 +127,11 @@ impl Connection {
     pub fn call(&mut self, command: Command, offset: u64, len: u32, data: &[u8]) -> Result<()> {
         self.send(command, 1, offset, len, data)?;
         let reply = self.receive()?;
-        ensure!(reply.error == 0, "{command:?} of {len} bytes at {offset} failed with NBD error {}", reply.error);
+        ensure!(
+            reply.error == 0,
+            "{command:?} of {len} bytes at {offset} failed with NBD error {}",
+            reply.error
+        );
         Ok(())
     }
 

@@ -18,7 +18,9 @@ pub fn executable() -> Result<PathBuf> {
     let own = std::env::current_exe()?;
     let folders = own.ancestors().skip(1).take(2);
     let found = folders.map(|folder| folder.join("loligo")).find(|path| path.is_file());
-    found.context("no loligo executable beside this test: build it with `cargo build -p loligo`, or set LOLIGO_BIN")
+    found.context(
+        "no loligo executable beside this test: build it with `cargo build -p loligo`, or set LOLIGO_BIN",
+    )
 }
 
 /// One child that ends with its handle.
@@ -218,7 +220,12 @@ impl Cluster {
     pub fn check(&mut self) -> Result<()> {
         for daemon in self.daemons() {
             daemon.check()?;
-            ensure!(!daemon.log_text().contains("panicked"), "{} panicked:\n{}", daemon.name, daemon.log_text());
+            ensure!(
+                !daemon.log_text().contains("panicked"),
+                "{} panicked:\n{}",
+                daemon.name,
+                daemon.log_text()
+            );
         }
         Ok(())
     }

@@ -50,7 +50,9 @@ pub fn read(block: &[u8], index: u64, seed: u64) -> Result<Stamp, String> {
     fill(&mut expected, index, number, seed);
     match expected.iter().zip(block).position(|(a, b)| a != b) {
         None => Ok(Stamp::Write(number)),
-        Some(at) => Err(format!("block {index} is write {number} mixed with something else from byte {at} on")),
+        Some(at) => {
+            Err(format!("block {index} is write {number} mixed with something else from byte {at} on"))
+        }
     }
 }
 

@@ -6,11 +6,15 @@ use loligo_config::file::HostFile;
 use loligo_reactor::os::StopFlag;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use std::net::SocketAddr;
-use std::time::Duration;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::time::{Duration, Instant};
 
 /// How long a daemon may take to stop in order. A second signal ends it at once.
 const STOP_MAX: Duration = Duration::from_secs(10);
+
+/// How long a port or a device may stay held after the process that had it is gone.
+const RELEASE_MAX: Duration = Duration::from_secs(3);
 
 /// Prepares this process to run as a daemon and returns the flag that signals raise.
 ///
@@ -72,6 +76,44 @@ pub fn check_listen(address: SocketAddr, forced: bool, host: Option<&HostFile>) 
         ),
         "listen on 127.0.0.1 or ::1, or add --insecure-listen (host file: [auth] allow_insecure = true) on a network that you trust",
     ))
+}
+
+/// Tries until it works or fails for another reason than that something is `held`, or for [`RELEASE_MAX`]. The kernel ends
+/// a killed process's ring in the background, and what that had open (device, listening socket) stays so until then: a
+/// daemon that is started again at once must wait for it.
+///
+/// # Errors
+/// The last attempt's.
+pub fn when_released<T, E>(
+    mut attempt: impl FnMut() -> Result<T, E>,
+    held: impl Fn(&E) -> bool,
+) -> Result<T, E> {
+    let end = Instant::now() + RELEASE_MAX;
+    loop {
+        match attempt() {
+            Err(error) if held(&error) && Instant::now() < end => {
+                std::thread::sleep(Duration::from_millis(5))
+            }
+            result => return result,
+        }
+    }
+}
+
+/// Waits until a port can be had.
+///
+/// # Errors
+/// When somebody has it, or it is not this machine's.
+pub fn wait_for_port(listen: SocketAddr) -> Outcome {
+    let taken = |error: &io::Error| error.kind() == io::ErrorKind::AddrInUse;
+    match when_released(|| TcpListener::bind(listen), taken) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(cannot_listen(&format!("cannot listen on {listen}: {error}"))),
+    }
+}
+
+/// The failure of a daemon that cannot listen.
+pub fn cannot_listen(what: &str) -> Failure {
+    Failure::new(what, "stop who has the port, or choose another one with --listen")
 }
 
 /// The name of this host, as the kernel knows it.

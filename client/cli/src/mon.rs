@@ -50,9 +50,8 @@ fn serve(listen: SocketAddr, data: &Path, expected: Option<ClusterId>, stop: &St
     let pool = BufferPool::new(POOL_LEN_MAX);
     let mut transport = crate::world::Network::new(&ring, &pool, TcpOptions::default());
     // The port first: a second mon on the same address must not touch the store.
-    let address = transport.listen(listen).map_err(|error| {
-        Failure::new(error.to_string(), "stop who has the port, or choose another one with --listen")
-    })?;
+    daemon::wait_for_port(listen)?;
+    let address = transport.listen(listen).map_err(|error| daemon::cannot_listen(&error.to_string()))?;
     let unusable = |error: std::io::Error| {
         Failure::new(
             format!("cannot use the folder {}: {error}", data.display()),

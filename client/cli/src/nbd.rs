@@ -106,9 +106,9 @@ fn listen(args: &NbdArgs, ring: &Ring, pool: &BufferPool) -> Outcome<(StreamServ
     let mut streams = StreamServer::new(ring, pool, StreamOptions::default());
     let mut places = Vec::new();
     if let Some(address) = args.listen {
-        let address = streams.listen_tcp(address).map_err(|error| {
-            Failure::new(error.to_string(), "choose another port with --listen, or stop who has it")
-        })?;
+        daemon::wait_for_port(address)?;
+        let address =
+            streams.listen_tcp(address).map_err(|error| daemon::cannot_listen(&error.to_string()))?;
         places.push((format!("nbd://{address}/"), String::new()));
     }
     if let Some(path) = &args.socket {

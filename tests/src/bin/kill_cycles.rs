@@ -30,7 +30,9 @@ fn main() -> Result<()> {
             println!("{what} {:>3}/{cycles}: {victim:?}", cycle + 1);
         })?;
         let Summary { cycles, acked, open, recovery_max } = summary;
-        println!("{what}: {cycles} cycles, {acked} block writes acked and checked, {open} without an answer found old or new, slowest recovery {recovery_max:.1?}");
+        println!(
+            "{what}: {cycles} cycles, {acked} block writes acked and checked, {open} without an answer found old or new, slowest recovery {recovery_max:.1?}"
+        );
     }
     Ok(())
 }

@@ -1,10 +1,11 @@
 //! Opening an OSD's device, and waiting for what is done with it before a reactor runs.
 
+use crate::daemon;
 use crate::output::{Failure, Outcome};
 use crate::world::Device;
 use loligo_config::file::Backend;
 use loligo_nvme::model::{File, Latency, Model, ModelOptions, SyncMode};
-use loligo_nvme::uring::{OpenDevice, UringOptions};
+use loligo_nvme::uring::{OpenDevice, OpenError, UringOptions};
 use loligo_reactor::dma::BufferPool;
 use loligo_reactor::env::{Entropy, Instant};
 use loligo_reactor::os::OsEntropy;
@@ -31,9 +32,7 @@ impl Source {
     /// When it is in use, or cannot be a device.
     pub fn open(path: &Path, backend: Backend) -> Outcome<Self> {
         match backend {
-            Backend::Uring => {
-                OpenDevice::open(path, UringOptions::default()).map(Self::Uring).map_err(Failure::plain)
-            }
+            Backend::Uring => open_when_free(path).map(Self::Uring).map_err(Failure::plain),
             Backend::Model => {
                 drop(File::open(path, SyncMode::ProcessOnly).map_err(Failure::plain)?);
                 Ok(Self::Model(path.to_owned()))
@@ -63,6 +62,19 @@ impl Source {
     pub fn is_model(&self) -> bool {
         matches!(self, Self::Model(_))
     }
+}
+
+/// Opens a device; one whose process was killed is waited for.
+fn open_when_free(path: &Path) -> Result<OpenDevice, OpenError> {
+    let held =
+        |error: &OpenError| matches!(error, OpenError::InUse { pid, .. } if !pid.is_some_and(is_alive));
+    daemon::when_released(|| OpenDevice::open(path, UringOptions::default()), held)
+}
+
+fn is_alive(pid: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = status.rsplit_once(") ").map(|(_, rest)| rest.chars().next());
+    !matches!(state, None | Some(None | Some('Z' | 'X')))
 }
 
 /// Polls until there is a result, sleeping in between.

@@ -24,7 +24,7 @@ use loligo_reactor::mailbox::{Receiver, Sender, mailbox};
 use loligo_reactor::os::ring::Ring;
 use loligo_reactor::os::{OsClock, OsEntropy, ReactorSettings, StopFlag, spawn};
 use loligo_reactor::poller::{Activity, Poller};
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -66,7 +66,8 @@ pub fn run(global: &Global, args: &OsdRunArgs) -> Outcome {
     let host = cluster::host_file(global)?;
     let plan = plan(global, args, host.as_ref())?;
     daemon::check_listen(plan.listen, args.insecure_listen, host.as_ref())?;
-    check_port(plan.listen)?;
+    // Early, before a device is looked at; the transport says it again if it loses a race.
+    daemon::wait_for_port(plan.listen)?;
     let source = Source::open(&plan.device, plan.backend)?;
     let (superblock, chunks) = probe(&source, &plan)?;
     if usize::from(superblock.shards) != plan.cores.len() {
@@ -127,18 +128,6 @@ fn plan(global: &Global, args: &OsdRunArgs, host: Option<&HostFile>) -> Outcome<
         cluster: host.and_then(|host| host.cluster.id),
         heartbeat: host.map(|host| host.heartbeat).unwrap_or_default(),
     })
-}
-
-/// Says early that the port is taken, before a device is looked at. The transport says it again if it loses a race.
-fn check_port(listen: SocketAddr) -> Outcome {
-    match TcpListener::bind(listen) {
-        Ok(_) => Ok(()),
-        Err(error) => Err(cannot_listen(&format!("cannot listen on {listen}: {error}"))),
-    }
-}
-
-fn cannot_listen(what: &str) -> Failure {
-    Failure::new(what, "stop who has the port, or choose another one with --listen")
 }
 
 fn probe(source: &Source, plan: &Plan) -> Outcome<(Superblock, Arc<ChunkTable>)> {
@@ -230,7 +219,7 @@ fn sit(seat: Seat) -> Outcome {
     let pool = BufferPool::new(usize::try_from(share).unwrap_or(usize::MAX).max(POOL_LEN_MIN));
     let mut network = Network::new(&ring, &pool, TcpOptions::default());
     if seat.index == 0 {
-        network.listen(seat.plan.listen).map_err(|error| cannot_listen(&error.to_string()))?;
+        network.listen(seat.plan.listen).map_err(|error| daemon::cannot_listen(&error.to_string()))?;
     }
     let store = mount(&seat, &ring, &pool)?;
     let settings = reactor_settings(&seat.plan, seat.index);
