@@ -24,7 +24,7 @@ fn kernel_file_systems_live_on_an_image() -> Result<()> {
     let executable = executable()?;
     let share = executable.parent().context("the executable has a folder")?;
     let output = Command::new(vm_run)
-        .args(["--nvme", "0", "--mem", "3G", "--timeout", "330", "--modules", "nbd ext4 xfs"])
+        .args(["--nvme", "0", "--mem", "3G", "--timeout", "330", "--modules", "nbd loop ext4 xfs"])
         .arg("--share")
         .arg(share)
         .arg("--share")
