@@ -128,7 +128,7 @@ fn too_small_and_unsuitable_devices_are_refused() -> Result<()> {
             "--mon",
             cluster.mon_address(),
         ]))?,
-        &["/proc/version"],
+        &["/proc/version", "o_direct"],
     )?;
     says(
         &refused(&cluster.osd_arguments(7, Path::new("/nonexistent/device"), "127.0.0.1:0"))?,
@@ -173,7 +173,16 @@ fn garbage_at_every_port_disturbs_nobody() -> Result<()> {
 #[test]
 fn a_client_of_another_cluster_gets_nothing() -> Result<()> {
     let cluster = Cluster::start(ClusterOptions { osds: 1, ..ClusterOptions::default() })?;
-    says(&refused(&strings(&["rbd", "ls", "nopool", "--mon", cluster.mon_address()]))?, &["nopool"])?;
+    let conf = cluster.folder().join("other.toml");
+    let other = "07106c78-6ae2-4c16-aaca-30e396ace972";
+    let mon = cluster.mon_address();
+    std::fs::write(
+        &conf,
+        format!("[cluster]\nid = \"{other}\"\nmons = [\"{mon}\"]\n[host]\nname = \"h\"\n"),
+    )?;
+    let said = refused(&strings(&["status", "--conf", &conf.display().to_string(), "--timeout", "3s"]))?;
+    says(&said, &["another cluster", mon])?;
+    says(&refused(&strings(&["rbd", "ls", "nopool", "--mon", mon]))?, &["nopool"])?;
     says(&refused(&strings(&["status", "--mon", "127.0.0.1:1", "--timeout", "2s"]))?, &["127.0.0.1:1"])
 }
 

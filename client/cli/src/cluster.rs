@@ -6,7 +6,7 @@ use crate::world::{Network, Os};
 use loligo_client::blocking::Blocking;
 use loligo_client::{Client, ClientSettings};
 use loligo_config::file::{HostFile, PollMode};
-use loligo_config::id::{Incarnation, SessionId};
+use loligo_config::id::{ClusterId, Incarnation, SessionId};
 use loligo_net::messenger::{Messenger, MessengerSettings};
 use loligo_net::transport::tcp::TcpOptions;
 use loligo_net::wire::handshake::{Identity, Role};
@@ -71,6 +71,24 @@ pub fn mons(global: &Global, host: Option<&HostFile>) -> Outcome<Vec<SocketAddr>
     }
 }
 
+/// Which cluster a client wants.
+#[derive(Clone, Debug)]
+pub struct Target {
+    /// Where its mons are.
+    pub mons: Vec<SocketAddr>,
+    /// Which it is, if that is known: a mon of another one is refused.
+    pub cluster: Option<ClusterId>,
+}
+
+/// The cluster that the command line or the host file names. The host file's id speaks of the host file's mons only.
+///
+/// # Errors
+/// When neither says where a mon is.
+pub fn target(global: &Global, host: Option<&HostFile>) -> Outcome<Target> {
+    let cluster = host.filter(|_| global.mon.is_empty()).and_then(|host| host.cluster.id);
+    Ok(Target { mons: mons(global, host)?, cluster })
+}
+
 /// What a client is made of, for those that run it themselves.
 pub struct Parts {
     /// The ring of its reactor.
@@ -85,15 +103,15 @@ pub struct Parts {
 ///
 /// # Errors
 /// When the system has no io_uring.
-pub fn client(mons: Vec<SocketAddr>, op_timeout: Option<Duration>) -> Outcome<Parts> {
+pub fn client(target: Target, op_timeout: Option<Duration>) -> Outcome<Parts> {
     let ring = ring(RING_ENTRIES)?;
     let pool = BufferPool::new(POOL_LEN_MAX);
     let mut entropy = OsEntropy::new();
     let incarnation = Incarnation(entropy.next_u64().max(1));
-    let identity = Identity { cluster: None, role: Role::Client(SessionId(0)), incarnation };
+    let identity = Identity { cluster: target.cluster, role: Role::Client(SessionId(0)), incarnation };
     let transport = Network::new(&ring, &pool, TcpOptions::default());
     let messenger = Messenger::new(MessengerSettings::new(identity, pool.clone()), transport, entropy);
-    let settings = ClientSettings { op_timeout, ..ClientSettings::new(mons, pool.clone()) };
+    let settings = ClientSettings { op_timeout, ..ClientSettings::new(target.mons, pool.clone()) };
     let client = Client::new(settings, messenger, OsClock);
     Ok(Parts { ring, pool, client })
 }
@@ -126,12 +144,12 @@ pub fn reactor(ring: &Ring, name: &str, mode: PollMode, core: Option<usize>) -> 
 /// # Errors
 /// When the cluster cannot be reached within `--timeout`.
 pub fn connect_with(
-    mons: Vec<SocketAddr>,
+    target: Target,
     timeout: Duration,
     op_timeout: Option<Duration>,
     mode: PollMode,
 ) -> Outcome<Connection> {
-    let parts = client(mons, op_timeout)?;
+    let parts = client(target, op_timeout)?;
     // `busy` needs a core of its own; a command takes the first that it may have.
     let core = match mode {
         PollMode::Busy => loligo_reactor::os::cpu::allowed_cores().map_err(Failure::plain)?.last().copied(),
@@ -149,8 +167,7 @@ pub fn connect_with(
 /// When the cluster cannot be reached.
 pub fn connect(global: &Global) -> Outcome<Connection> {
     let host = host_file(global)?;
-    let mons = mons(global, host.as_ref())?;
-    connect_with(mons, global.timeout, Some(global.timeout), PollMode::Adaptive)
+    connect_with(target(global, host.as_ref())?, global.timeout, Some(global.timeout), PollMode::Adaptive)
 }
 
 /// A pool and an image.

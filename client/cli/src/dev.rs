@@ -1,7 +1,7 @@
 //! `loligo dev …`: a whole cluster on files in one folder, as background processes.
 
 use crate::args::{DevCommand, DevStartArgs, Global, MkfsArgs};
-use crate::cluster::{self, Connection};
+use crate::cluster::{self, Connection, Target};
 use crate::daemon;
 use crate::osd;
 use crate::output::{self, Align, Failure, Outcome, Table};
@@ -253,8 +253,8 @@ fn start(global: &Global, args: &DevStartArgs) -> Outcome {
     let path = &args.dir.dir;
     let folder = if Folder::conf(path).exists() { Folder::open(path)? } else { Folder::make(path, &shape)? };
     launch(&folder, "mon", &folder.mon_arguments())?;
-    let mons = folder.mons();
-    let mut cluster = cluster::connect_with(mons, global.timeout, Some(UP_MAX), PollMode::Adaptive)
+    let target = Target { mons: folder.mons(), cluster: None };
+    let mut cluster = cluster::connect_with(target, global.timeout, Some(UP_MAX), PollMode::Adaptive)
         .map_err(|failure| with_log(failure, &folder, "mon"))?;
     folder.make_devices(&mut cluster, &shape)?;
     for osd in folder.osds() {

@@ -34,9 +34,9 @@ pub fn run(global: &Global, args: &NbdArgs) -> Outcome {
         daemon::check_listen(address, args.insecure_listen, host.as_ref())?;
     }
     let specs = args.images.iter().map(|text| ImageSpec::parse(text, None)).collect::<Outcome<Vec<_>>>()?;
-    let mons = cluster::mons(global, host.as_ref())?;
+    let target = cluster::target(global, host.as_ref())?;
     let mode = args.poll.or(host.as_ref().map(|host| host.reactor.poll)).unwrap_or(PollMode::Adaptive);
-    let Parts { ring, pool, client } = cluster::client(mons, None)?;
+    let Parts { ring, pool, client } = cluster::client(target, None)?;
     let core = match mode {
         PollMode::Busy => loligo_reactor::os::cpu::allowed_cores().map_err(Failure::plain)?.last().copied(),
         PollMode::Adaptive | PollMode::Park => None,

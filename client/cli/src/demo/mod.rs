@@ -5,7 +5,7 @@ mod measure;
 mod nbd_client;
 
 use crate::args::DemoArgs;
-use crate::cluster::{self, Connection};
+use crate::cluster::{self, Connection, Target};
 use crate::dev::{Folder, Shape};
 use crate::output::{self, Failure, Outcome};
 use crate::process::{self, Tie};
@@ -186,11 +186,10 @@ impl Stage {
 
     /// A new client.
     pub fn connect(&self) -> Outcome<Connection> {
-        cluster::connect_with(self.folder.mons(), PATIENCE, None, self.options.poll).map_err(|failure| {
-            Failure {
-                advice: format!("the mon says: {}", process::log_tail(&self.folder.log("mon"))),
-                ..failure
-            }
+        let target = Target { mons: self.folder.mons(), cluster: None };
+        cluster::connect_with(target, PATIENCE, None, self.options.poll).map_err(|failure| Failure {
+            advice: format!("the mon says: {}", process::log_tail(&self.folder.log("mon"))),
+            ..failure
         })
     }
 

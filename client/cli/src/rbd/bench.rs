@@ -15,8 +15,8 @@ use serde_json::{Value, json};
 pub fn run(global: &Global, args: &BenchArgs) -> Outcome {
     let spec = ImageSpec::from_args(&args.image)?;
     let host = cluster::host_file(global)?;
-    let mons = cluster::mons(global, host.as_ref())?;
-    let mut cluster = cluster::connect_with(mons, global.timeout, None, args.poll)?;
+    let target = cluster::target(global, host.as_ref())?;
+    let mut cluster = cluster::connect_with(target, global.timeout, None, args.poll)?;
     let image = cluster.open(&spec.pool, &spec.image)?;
     let settings = LoadSettings {
         io: match args.io_type {
