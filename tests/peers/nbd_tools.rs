@@ -101,8 +101,14 @@ fn fio_verifies_random_writes_at_queue_depth_32() -> Result<()> {
     let uri = format!("--uri={}", server.uri("pool/fio"));
     let fixed =
         ["--name=verify", "--ioengine=nbd", "--rw=randwrite", "--bs=4k", "--iodepth=32", "--size=64M"];
-    let check =
-        ["--verify=crc32c", "--verify_fatal=1", "--do_verify=1", "--randrepeat=0", "--output-format=json"];
+    let check = [
+        "--verify=crc32c",
+        "--verify_fatal=1",
+        "--verify_state_save=0",
+        "--do_verify=1",
+        "--randrepeat=0",
+        "--output-format=json",
+    ];
     let text = run("fio", &[&fixed[..], &check[..], &[&uri]].concat())?;
     // The engine greets the server on standard output, before the report.
     let json = text.find('{').map_or("", |at| &text[at..]);
