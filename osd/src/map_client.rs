@@ -223,7 +223,11 @@ impl MapClient {
 
     /// What a map, received or kept, says of this OSD.
     pub fn note_map(&mut self, map: &ClusterMap) {
-        self.newest = self.newest.max(map.epoch);
+        // The mon takes a PG with a new interval for peering until it is told; it may be active again before the next
+        // report, and then nothing seems to have changed.
+        let newest = self.newest;
+        self.told.retain(|pg, _| map.interval(*pg).is_some_and(|interval| interval.since <= newest));
+        self.newest = newest.max(map.epoch);
         self.is_up_in_map = map
             .osds
             .get(&self.settings.osd)
@@ -469,5 +473,24 @@ mod tests {
         let changed = PgReport { state: PgState::Down, ..pg };
         client.report(Instant(3), OsdReport { pgs: vec![changed], ..OsdReport::default() }, &mut out);
         assert_eq!(out.len(), 2);
+    }
+
+    #[test]
+    fn a_pg_with_a_new_interval_is_told_again() {
+        let (mut client, mut out) = connected();
+        let pg = PgReport { pg: PgId::default(), state: PgState::Active, objects: 0, bytes: 0 };
+        let report = OsdReport { pgs: vec![pg], ..OsdReport::default() };
+        out.clear();
+        client.report(Instant(1), report.clone(), &mut out);
+        let mut newer = map(1, 6, 9);
+        let acting = vec![OsdId(3)];
+        newer.intervals.insert(pg.pg, loligo_config::map::Interval { since: Epoch(5), acting });
+        client.note_map(&newer);
+        client.report(Instant(2), report.clone(), &mut out);
+        assert_eq!(out.len(), 2, "epoch 5 is newer than the map before");
+        newer.epoch = Epoch(7);
+        client.note_map(&newer);
+        client.report(Instant(3), report, &mut out);
+        assert_eq!(out.len(), 2, "nothing has changed");
     }
 }

@@ -100,9 +100,8 @@ pub struct Shard<W: World> {
     store_events: VecDeque<StoreEvent>,
     next_tick: Instant,
     next_part_report: Instant,
+    next_flush: Instant,
     parts: BTreeMap<u16, OsdReport>,
-    /// Ops sent to other shards and not yet answered.
-    forwarded: u32,
     counters: ShardCounters,
     failure: Option<ShardFailure>,
 }
@@ -136,8 +135,8 @@ impl<W: World> Shard<W> {
             store_events: VecDeque::new(),
             next_tick: Instant(0),
             next_part_report: Instant(0),
+            next_flush: Instant(0),
             parts: BTreeMap::new(),
-            forwarded: 0,
             counters: ShardCounters::default(),
             failure: None,
             settings,
@@ -294,8 +293,7 @@ impl<W: World> Shard<W> {
             let from = Requester { core: self.links.index(), connection };
             self.step_all(now, || PgEvent::RequesterGone(from), |_| true);
             for shard in self.links.others() {
-                // A full mailbox leaves a watch of a dead connection behind: it is told, and nobody hears it.
-                let _ = self.links.send(shard, ShardMessage::Gone(from));
+                self.links.send(shard, ShardMessage::Gone(from));
             }
         }
     }
@@ -401,8 +399,15 @@ impl<W: World> Shard<W> {
         self.run_map_client(now);
     }
 
+    /// Messages that a full mailbox did not take are tried again after others had time to read.
+    fn flush_links(&mut self, now: Instant) -> Activity {
+        let busy = self.links.is_blocked() && self.links.flush();
+        self.next_flush = now.after(links::OUTBOX_RETRY);
+        Activity::from_busy(busy)
+    }
+
     fn run_map_client(&mut self, now: Instant) {
-        let Some(client) = &mut self.map_client else { return };
+        let Some(client) = self.map_client.as_mut().filter(|_| self.links.is_complete()) else { return };
         client.tick(now, &mut self.map_actions);
         for action in self.map_actions.drain(..) {
             match action {
@@ -470,6 +475,10 @@ impl<W: World> Poller for Shard<W> {
 
     fn poll(&mut self, now: Instant) -> Activity {
         let mut busy = Activity::Idle;
+        if let Some(map) = self.links.newer_map(self.epoch()) {
+            busy = Activity::Busy;
+            self.on_map(now, map);
+        }
         for _ in 0..MAILBOX_BUDGET {
             let Some(message) = self.links.receiver().receive() else { break };
             busy = Activity::Busy;
@@ -492,7 +501,7 @@ impl<W: World> Poller for Shard<W> {
         self.store_events = stored;
         self.watch_device(now);
         self.on_timers(now);
-        busy.or(self.drain_backlog())
+        self.flush_links(now).or(busy).or(self.drain_backlog())
     }
 
     fn next_deadline(&self) -> Option<Instant> {
@@ -501,7 +510,8 @@ impl<W: World> Poller for Shard<W> {
             ticks.then_some(self.next_tick),
             self.messenger.next_deadline(),
             self.store.next_deadline(),
-            self.map_client.as_ref().map(MapClient::next_deadline),
+            self.map_client.as_ref().filter(|_| self.links.is_complete()).map(MapClient::next_deadline),
+            self.links.is_blocked().then_some(self.next_flush),
             self.peers.next_deadline(),
             (!self.links.is_single()).then_some(self.next_part_report),
         ]
@@ -512,7 +522,7 @@ impl<W: World> Poller for Shard<W> {
 
     fn expecting(&self) -> bool {
         self.store.in_flight() > 0
-            || self.forwarded > 0
+            || self.links.is_blocked()
             || self.clients.values().any(|client| client.outstanding > 0)
             || self.slots.iter().flatten().any(|slot| slot.pg.is_busy())
     }

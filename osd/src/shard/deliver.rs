@@ -1,11 +1,11 @@
 //! Ops to their PG, and what PGs ask for to its connection.
 
-use super::links::ShardMessage;
+use super::links::{Copied, ShardMessage};
 use super::{Shard, brings_data};
 use crate::pg::op::Arrival;
 use crate::pg::replication::nanos;
 use crate::pg::{Payload, PgAction, PgEvent, Requester};
-use loligo_config::id::{ObjectVersion, OsdId};
+use loligo_config::id::{CoreId, ObjectVersion, OsdId, PgId};
 use loligo_config::placement::object_to_pg;
 use loligo_config::units::BLOCK_SIZE;
 use loligo_net::messenger::SendError;
@@ -84,14 +84,21 @@ impl<W: World> Shard<W> {
             return self.refuse(&op, OpStatus::NotPrimary);
         };
         self.counters.forwarded += 1;
-        let data = op.payload.as_ref().map(|payload| payload.data.to_vec());
+        let data = op.payload.as_ref().filter(|_| brings_data(op.request.kind)).map(Copied::of);
         let Arrival { request, epoch, from, arrived, .. } = op;
         let message = ShardMessage::Op { request, epoch, data, from, arrived };
-        if self.links.send(owner, message) {
-            self.forwarded += 1;
-        } else {
+        if !self.links.offer(owner, message) {
             self.refuse(&Arrival { request, epoch, payload: None, from, arrived }, OpStatus::Busy);
         }
+    }
+
+    /// Where the client should send the PG's ops.
+    fn core_of(&self, pg: PgId) -> CoreId {
+        if self.links.is_single() || self.by_pg.contains_key(&pg) {
+            return self.settings.core;
+        }
+        // A shard's index is the number of its core in the map.
+        self.links.owner(pg).map_or(self.settings.core, CoreId)
     }
 
     pub(super) fn refuse(&mut self, op: &Arrival, status: OpStatus) {
@@ -101,7 +108,7 @@ impl<W: World> Shard<W> {
             version: ObjectVersion::NONE,
             offset: op.request.offset,
             len: 0,
-            core: self.settings.core,
+            core: self.core_of(op.request.pg),
             copies: 0,
             residence: Residence::default(),
         };
@@ -125,7 +132,7 @@ impl<W: World> Shard<W> {
                 }
                 PgAction::Notify { to, notify } => {
                     // A full mailbox loses a notification as a lost connection does: the client asks at its next op.
-                    let _ = self.links.send(to.core, ShardMessage::Notify { to: to.connection, notify });
+                    let _ = self.links.offer(to.core, ShardMessage::Notify { to: to.connection, notify });
                 }
             }
         }
@@ -133,7 +140,7 @@ impl<W: World> Shard<W> {
 
     pub(super) fn superseded(&mut self, to: Requester) {
         if to.core != self.links.index() {
-            let _ = self.links.send(to.core, ShardMessage::Superseded(to.connection));
+            self.links.send(to.core, ShardMessage::Superseded(to.connection));
         } else if let Some(client) = self.clients.get_mut(&to.connection) {
             client.outstanding = client.outstanding.saturating_sub(1);
         }
@@ -181,12 +188,8 @@ impl<W: World> Shard<W> {
         arrived: Instant,
     ) {
         if to.core != self.links.index() {
-            let data = payload.map(|payload| payload.data.to_vec());
-            let message = ShardMessage::Reply { to: to.connection, reply, data, arrived };
-            if !self.links.send(to.core, message) {
-                // The client asks again after its timeout; the op-id table knows the answer.
-                tracing::warn!(core = to.core, "a reply was dropped: the other core does not keep up");
-            }
+            let data = payload.as_ref().map(Copied::of);
+            self.links.send(to.core, ShardMessage::Reply { to: to.connection, reply, data, arrived });
             return;
         }
         if let Some(client) = self.clients.get_mut(&to.connection) {
@@ -251,37 +254,29 @@ impl<W: World> Shard<W> {
 
     pub(super) fn on_shard_message(&mut self, now: Instant, message: ShardMessage) {
         match message {
-            ShardMessage::Map(map) => self.on_map(now, map),
+            // The next poll does.
+            ShardMessage::Look => {}
             ShardMessage::Op { request, epoch, data, from, arrived } => {
-                let payload = data.map(|data| self.settings.pool.copy_of(&data));
-                let payload = match payload {
-                    Some(Ok(data)) => Some(Payload { data, checksums: None }),
-                    None => None,
-                    Some(Err(_)) => {
-                        let op = Arrival { request, epoch, payload: None, from, arrived };
-                        return self.refuse(&op, OpStatus::Busy);
-                    }
-                };
+                let payload = data.map(|data| data.into_payload(&self.settings.pool)).transpose();
+                let (payload, is_short) = payload.map_or((None, true), |payload| (payload, false));
                 let op = Arrival { request, epoch, payload, from, arrived };
                 match self.by_pg.get(&request.pg).copied() {
+                    _ if is_short => self.refuse(&op, OpStatus::Busy),
                     Some(slot) => self.step_op(slot, now, op),
                     None => self.refuse(&op, OpStatus::NotPrimary),
                 }
             }
-            ShardMessage::Reply { to, reply, data, arrived } => {
-                self.forwarded = self.forwarded.saturating_sub(1);
-                let data = data.map(|data| self.settings.pool.copy_of(&data));
-                let payload = match data {
-                    Some(Ok(data)) => Some(Payload { data, checksums: None }),
-                    None => None,
-                    // Without memory the reply is lost, as on a lost connection.
-                    Some(Err(_)) => return,
-                };
+            ShardMessage::Reply { to, mut reply, data, arrived } => {
+                let payload = data.map(|data| data.into_payload(&self.settings.pool)).transpose();
+                let payload = payload.unwrap_or_else(|_| {
+                    // Only reads bring data, and may be done again.
+                    (reply.status, reply.len) = (OpStatus::Busy, 0);
+                    None
+                });
                 let from = Requester { core: self.links.index(), connection: to };
                 self.reply(from, reply, payload, arrived);
             }
             ShardMessage::Superseded(connection) => {
-                self.forwarded = self.forwarded.saturating_sub(1);
                 self.superseded(Requester { core: self.links.index(), connection });
             }
             ShardMessage::Notify { to, notify } => self.post(to, Message::Notify(notify), Body::NONE),

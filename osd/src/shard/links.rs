@@ -1,26 +1,58 @@
 //! What the shards of one OSD say to each other, and which PG is whose.
 //!
-//! The table of PGs is behind a lock that is taken when a map comes and when an op has come to the wrong core, never
-//! for an op that came to the right one.
+//! The first shard talks with the mon. It says which shard gets a new PG, then makes the map the newest one, which
+//! the others find at their next poll; so no shard sees a map before the owners of its PGs are known.
+//!
+//! The table is behind a lock that is taken when a map comes and when an op has come to the wrong core, never for an
+//! op that came to the right one.
 
-use crate::pg::Requester;
-use loligo_config::id::{Epoch, PgId};
+use crate::pg::{Payload, Requester};
+use loligo_config::id::{Epoch, OsdId, PgId};
 use loligo_config::map::ClusterMap;
 use loligo_net::wire::mon::{Failure, OsdReport};
 use loligo_net::wire::op::{Notify, OpReply, OpRequest};
-use loligo_reactor::env::{ConnectionId, Instant};
+use loligo_reactor::dma::{BufferPool, PoolExhausted};
+use loligo_reactor::env::{ConnectionId, Instant, QueueFull};
 use loligo_reactor::mailbox::{Receiver, Sender, mailbox};
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// Messages that wait for one shard; beyond it ops are answered `Busy`. Guessed.
 const MAILBOX_CAPACITY: usize = 1024;
+/// What a full mailbox did not take is tried again this often, also by a parked reactor. Guessed.
+pub const OUTBOX_RETRY: Duration = Duration::from_micros(200);
 
-/// From one shard to another. Data is copied: buffers belong to one reactor.
+/// Data on its way to another shard, copied: buffers belong to one reactor.
+#[derive(Debug)]
+pub struct Copied {
+    data: Vec<u8>,
+    checksums: Option<Vec<u8>>,
+}
+
+impl Copied {
+    /// Copies the data and the checksums that came with it, so that the other shard checks what this one received.
+    pub fn of(payload: &Payload) -> Self {
+        let checksums = payload.checksums.as_ref().map(|checksums| checksums.to_vec());
+        Self { data: payload.data.to_vec(), checksums }
+    }
+
+    /// The payload again, in buffers of the receiving reactor.
+    ///
+    /// # Errors
+    /// When the pool has no memory now.
+    pub fn into_payload(self, pool: &BufferPool) -> Result<Payload, PoolExhausted> {
+        let checksums = self.checksums.map(|checksums| pool.copy_of(&checksums)).transpose()?;
+        Ok(Payload { data: pool.copy_of(&self.data)?, checksums })
+    }
+}
+
+/// From one shard to another.
 #[derive(Debug)]
 pub enum ShardMessage {
-    /// A new map.
-    Map(Arc<ClusterMap>),
+    /// There is something new in what all shards share: a map, or a shard that has mounted.
+    Look,
     /// An op that arrived at the wrong core.
     Op {
         /// The op.
@@ -28,7 +60,7 @@ pub enum ShardMessage {
         /// The client's epoch.
         epoch: Epoch,
         /// Its data.
-        data: Option<Vec<u8>>,
+        data: Option<Copied>,
         /// Who waits for it.
         from: Requester,
         /// When it arrived.
@@ -41,7 +73,7 @@ pub enum ShardMessage {
         /// The answer.
         reply: OpReply,
         /// Its data.
-        data: Option<Vec<u8>>,
+        data: Option<Copied>,
         /// When the op arrived.
         arrived: Instant,
     },
@@ -69,10 +101,25 @@ pub enum ShardMessage {
 
 #[derive(Debug, Default)]
 struct Table {
-    shards: usize,
-    registered: usize,
     owners: BTreeMap<PgId, u16>,
-    load: Vec<u32>,
+    map: Option<Arc<ClusterMap>>,
+}
+
+/// What all shards of an OSD share.
+#[derive(Debug, Default)]
+struct Shared {
+    table: Mutex<Table>,
+    /// The epoch of the table's map, for a look at it without the lock.
+    epoch: AtomicU32,
+    /// Shards that have mounted.
+    mounted: AtomicUsize,
+}
+
+impl Shared {
+    fn table(&self) -> MutexGuard<'_, Table> {
+        // A shard that panicked has ended the process, or a test that does not care.
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// One shard's links to the others of its OSD. Made for all at once, then moved to their threads.
@@ -80,9 +127,11 @@ struct Table {
 pub struct ShardLinks {
     /// This shard, counted from 0.
     index: u16,
-    table: Arc<Mutex<Table>>,
+    shared: Arc<Shared>,
     senders: Vec<Sender<ShardMessage>>,
     receiver: Receiver<ShardMessage>,
+    /// By shard, in order: what its mailbox did not take.
+    outbox: Vec<VecDeque<ShardMessage>>,
 }
 
 impl ShardLinks {
@@ -91,15 +140,20 @@ impl ShardLinks {
     /// # Panics
     /// If there are none, or more than 65,535.
     pub fn new(shards: usize) -> Vec<ShardLinks> {
+        Self::with_capacity(shards, MAILBOX_CAPACITY)
+    }
+
+    /// As [`ShardLinks::new`], with mailboxes of this many messages.
+    pub(super) fn with_capacity(shards: usize, capacity: usize) -> Vec<ShardLinks> {
         assert!(shards > 0, "an OSD has a shard");
-        let table = Table { shards, load: vec![0; shards], ..Table::default() };
-        let table = Arc::new(Mutex::new(table));
-        let (senders, receivers): (Vec<_>, Vec<_>) = (0..shards).map(|_| mailbox(MAILBOX_CAPACITY)).unzip();
+        let shared = Arc::new(Shared::default());
+        let (senders, receivers): (Vec<_>, Vec<_>) = (0..shards).map(|_| mailbox(capacity)).unzip();
         let links = receivers.into_iter().enumerate().map(|(index, receiver)| ShardLinks {
             index: u16::try_from(index).expect("few shards"),
-            table: Arc::clone(&table),
+            shared: Arc::clone(&shared),
             senders: senders.clone(),
             receiver,
+            outbox: (0..shards).map(|_| VecDeque::new()).collect(),
         });
         links.collect()
     }
@@ -124,95 +178,196 @@ impl ShardLinks {
         &self.receiver
     }
 
-    /// Sends to one shard. False: its mailbox is full, and the message is gone.
-    #[must_use]
-    pub fn send(&self, shard: u16, message: ShardMessage) -> bool {
-        self.senders.get(usize::from(shard)).is_some_and(|sender| sender.send(message).is_ok())
-    }
-
     /// The other shards.
     pub fn others(&self) -> impl Iterator<Item = u16> + use<> {
         let own = self.index;
         (0..u16::try_from(self.senders.len()).expect("few shards")).filter(move |shard| *shard != own)
     }
 
-    fn with<R>(&self, use_table: impl FnOnce(&mut Table) -> R) -> R {
-        // A shard that panicked has ended the process, or a test that does not care.
-        use_table(&mut self.table.lock().unwrap_or_else(PoisonError::into_inner))
+    /// Sends to one shard now, or not at all. False: it does not keep up, and the message is gone.
+    #[must_use]
+    pub fn offer(&self, shard: u16, message: ShardMessage) -> bool {
+        self.refused(shard, message).is_none()
     }
+
+    /// Sends to one shard, later if its mailbox is full: for what nobody would ask for again. Such messages are
+    /// bounded by the ops and connections of the other shard.
+    pub fn send(&mut self, shard: u16, message: ShardMessage) {
+        if let Some(message) = self.refused(shard, message) {
+            self.outbox[usize::from(shard)].push_back(message);
+        }
+    }
+
+    /// Sends, or returns the message.
+    fn refused(&self, shard: u16, message: ShardMessage) -> Option<ShardMessage> {
+        let shard = usize::from(shard);
+        match self.senders.get(shard).filter(|_| self.outbox[shard].is_empty()) {
+            Some(sender) => sender.send(message).err().map(|QueueFull(message)| message),
+            None => Some(message),
+        }
+    }
+
+    /// Sends what had to wait; whether something went out.
+    pub fn flush(&mut self) -> bool {
+        let mut moved = false;
+        for (sender, waiting) in self.senders.iter().zip(&mut self.outbox) {
+            while let Some(message) = waiting.pop_front() {
+                if let Err(QueueFull(message)) = sender.send(message) {
+                    waiting.push_front(message);
+                    break;
+                }
+                moved = true;
+            }
+        }
+        moved
+    }
+
+    /// Whether messages wait for room: nothing wakes this reactor when there is some.
+    pub fn is_blocked(&self) -> bool {
+        self.outbox.iter().any(|waiting| !waiting.is_empty())
+    }
+
+    // ------------------------------------------------------------------------------- what shards share
 
     /// This shard has mounted, with these PGs.
     pub fn register(&self, pgs: impl Iterator<Item = PgId>) {
-        self.with(|table| {
-            table.registered += 1;
-            for pg in pgs {
-                table.owners.insert(pg, self.index);
-                table.load[usize::from(self.index)] += 1;
-            }
-        });
+        self.shared.table().owners.extend(pgs.map(|pg| (pg, self.index)));
+        self.shared.mounted.fetch_add(1, Ordering::AcqRel);
+        self.make_look(0);
+    }
+
+    /// Whether all shards have mounted. Before, nobody knows which PGs are new, and the OSD must not be up: ops
+    /// and peers of the others would wait.
+    pub fn is_complete(&self) -> bool {
+        self.shared.mounted.load(Ordering::Acquire) >= self.senders.len()
+    }
+
+    /// A mailbox that is full needs no message: its shard is awake, and looks after it has read.
+    fn make_look(&self, shard: u16) {
+        if shard != self.index
+            && let Some(sender) = self.senders.get(usize::from(shard))
+        {
+            let _ = sender.send(ShardMessage::Look);
+        }
+    }
+
+    /// Makes a map the newest one for all shards. Each PG that is new to `osd` becomes the least loaded shard's.
+    ///
+    /// # Panics
+    /// Before all shards have mounted.
+    pub fn publish(&self, map: &Arc<ClusterMap>, osd: OsdId) {
+        assert!(self.is_complete(), "new PGs are known when all shards have mounted");
+        let mut table = self.shared.table();
+        let is_gone = |pg: &PgId| !map.pools.contains_key(&pg.pool) && pg.pool < map.next_pool;
+        table.owners.retain(|pg, _| !is_gone(pg));
+        table.assign(map, osd, self.senders.len());
+        table.map = Some(Arc::clone(map));
+        self.shared.epoch.store(map.epoch.0, Ordering::Release);
+        drop(table);
+        self.others().for_each(|shard| self.make_look(shard));
+    }
+
+    /// The newest map, if it is newer than that.
+    pub fn newer_map(&self, than: Epoch) -> Option<Arc<ClusterMap>> {
+        if self.shared.epoch.load(Ordering::Acquire) <= than.0 {
+            return None;
+        }
+        self.shared.table().map.clone()
     }
 
     /// Whose the PG is.
     pub fn owner(&self, pg: PgId) -> Option<u16> {
-        self.with(|table| table.owners.get(&pg).copied())
+        self.shared.table().owners.get(&pg).copied()
     }
+}
 
-    /// Whether the PG is this shard's; a new one becomes the least loaded shard's. Until all shards have mounted,
-    /// nobody knows which PGs are new.
-    pub fn is_mine(&self, pg: PgId) -> bool {
-        self.with(|table| {
-            if let Some(owner) = table.owners.get(&pg) {
-                return *owner == self.index;
-            }
-            if table.registered < table.shards {
-                return false;
-            }
-            let least =
-                (0u16..).zip(&table.load).min_by_key(|(_, load)| **load).map_or(0, |(shard, _)| shard);
-            table.owners.insert(pg, least);
-            table.load[usize::from(least)] += 1;
-            least == self.index
-        })
-    }
-
-    /// The PG is no more.
-    pub fn forget(&self, pg: PgId) {
-        self.with(|table| {
-            if let Some(owner) = table.owners.remove(&pg) {
-                table.load[usize::from(owner)] -= 1;
-            }
-        });
+impl Table {
+    fn assign(&mut self, map: &ClusterMap, osd: OsdId, shards: usize) {
+        let here = || map.intervals.iter().filter(|(_, interval)| interval.acting.contains(&osd));
+        let mut load = vec![0u32; shards];
+        for owner in here().filter_map(|(pg, _)| self.owners.get(pg)) {
+            load[usize::from(*owner)] += 1;
+        }
+        for (pg, _) in here() {
+            self.owners.entry(*pg).or_insert_with(|| {
+                let least = (0u16..).zip(&load).min_by_key(|(_, load)| **load);
+                let (shard, _) = least.expect("an OSD has a shard");
+                load[usize::from(shard)] += 1;
+                shard
+            });
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use loligo_config::id::PoolId;
+    use loligo_config::id::{ClusterId, PoolId};
+    use loligo_config::map::{AuthMode, Interval};
 
-    fn pg(index: u32) -> PgId {
-        PgId { pool: PoolId(1), index }
+    fn pg(pool: u32, index: u32) -> PgId {
+        PgId { pool: PoolId(pool), index }
+    }
+
+    /// A map with PGs 0 to 3 of the first pool, on OSD 7.
+    fn map(epoch: u32) -> Arc<ClusterMap> {
+        let mut map = ClusterMap::new(ClusterId(uuid::Uuid::from_u128(1)), AuthMode::None, 0);
+        map.epoch = Epoch(epoch);
+        for index in 0..4 {
+            let interval = Interval { since: Epoch(1), acting: vec![OsdId(7)] };
+            map.intervals.insert(pg(1, index), interval);
+        }
+        Arc::new(map)
     }
 
     #[test]
     fn new_pgs_go_to_the_least_loaded_shard_and_stay() {
         let links = ShardLinks::new(2);
-        links[0].register([pg(0), pg(1)].into_iter());
-        assert!(!links[0].is_mine(pg(2)), "shard 1 may have it");
+        links[0].register([pg(1, 0), pg(1, 1)].into_iter());
+        assert!(!links[0].is_complete(), "the other shard may have more");
         links[1].register(std::iter::empty());
-        assert!(!links[0].is_mine(pg(2)));
-        assert!(links[1].is_mine(pg(2)));
-        assert!(links[0].is_mine(pg(0)));
-        links[0].forget(pg(0));
-        assert_eq!(links[0].owner(pg(0)), None);
+        assert!(links[0].is_complete());
+        links[0].publish(&map(5), OsdId(7));
+        let owners = |links: &ShardLinks| (0..4).map(|index| links.owner(pg(1, index))).collect::<Vec<_>>();
+        assert_eq!(owners(&links[1]), [Some(0), Some(0), Some(1), Some(1)]);
+        links[0].publish(&map(6), OsdId(7));
+        assert_eq!(owners(&links[1]), [Some(0), Some(0), Some(1), Some(1)]);
+        let mut without = ClusterMap { next_pool: PoolId(2), ..(*map(7)).clone() };
+        without.intervals.clear();
+        links[0].publish(&Arc::new(without), OsdId(7));
+        assert_eq!(owners(&links[1]), [None; 4], "the pool is gone");
     }
 
     #[test]
-    fn messages_reach_their_shard() {
-        let links = ShardLinks::new(3);
+    fn a_full_mailbox_keeps_no_shard_from_the_newest_map() {
+        let mut links = ShardLinks::with_capacity(2, 1);
+        links.iter().for_each(|links| links.register(std::iter::empty()));
+        let other = links.pop().unwrap();
+        while other.receiver().receive().is_some() {}
+        assert!(links[0].offer(1, ShardMessage::Superseded(ConnectionId(4))));
+        links[0].publish(&map(5), OsdId(7));
+        links[0].publish(&map(6), OsdId(7));
+        assert_eq!(other.newer_map(Epoch(5)).unwrap().epoch, Epoch(6));
+        assert!(other.newer_map(Epoch(6)).is_none());
+    }
+
+    #[test]
+    fn what_a_full_mailbox_does_not_take_follows_in_order() {
+        let mut links = ShardLinks::with_capacity(3, 1);
         assert_eq!(links[1].others().collect::<Vec<_>>(), [0, 2]);
-        assert!(links[1].send(2, ShardMessage::Superseded(ConnectionId(4))));
-        assert!(matches!(links[2].receiver().receive(), Some(ShardMessage::Superseded(ConnectionId(4)))));
+        for number in 1..=3 {
+            links[1].send(2, ShardMessage::Superseded(ConnectionId(number)));
+        }
+        assert!(links[1].is_blocked());
+        for number in 1..=3 {
+            let Some(ShardMessage::Superseded(connection)) = links[2].receiver().receive() else {
+                panic!("number {number} is lost")
+            };
+            assert_eq!(connection, ConnectionId(number));
+            assert!(!links[1].offer(2, ShardMessage::Look) || number == 3, "it must not overtake");
+            links[1].flush();
+        }
+        assert!(!links[1].is_blocked());
         assert!(links[0].receiver().receive().is_none());
     }
 }

@@ -17,13 +17,7 @@ use std::sync::Arc;
 impl<W: World> Shard<W> {
     /// A map from the mon: for this shard and the others.
     pub(super) fn spread_map(&mut self, now: Instant, map: Arc<ClusterMap>) {
-        for shard in self.links.others() {
-            if !self.links.send(shard, ShardMessage::Map(Arc::clone(&map))) {
-                // Its mailbox is full of ops; it serves in its older map, which peers with newer promises refuse,
-                // until the next map comes.
-                tracing::warn!(shard, epoch = map.epoch.0, "a shard did not take a map: it does not keep up");
-            }
-        }
+        self.links.publish(&map, self.settings.osd);
         self.on_map(now, map);
     }
 
@@ -38,6 +32,7 @@ impl<W: World> Shard<W> {
         self.fenced = map.blocklist.iter().map(|entry| entry.session).collect();
         self.fenced.sort_unstable();
         self.messenger.set_fenced(self.fenced.iter().copied());
+        self.forget_cores(&map);
         self.map = Some(Arc::clone(&map));
         self.make_new_pgs(&map);
         let wanted = self.peers_wanted(&map);
@@ -55,10 +50,20 @@ impl<W: World> Shard<W> {
         }
     }
 
+    /// A new start of an OSD may have put PGs that it had not stored yet on other cores.
+    fn forget_cores(&mut self, map: &ClusterMap) {
+        let Some(before) = &self.map else { return };
+        let incarnation = |map: &ClusterMap, osd: OsdId| map.osds.get(&osd).map(|osd| osd.incarnation);
+        for slot in self.slots.iter_mut().flatten() {
+            slot.cores.retain(|(osd, _)| incarnation(before, *osd) == incarnation(map, *osd));
+        }
+    }
+
     fn make_new_pgs(&mut self, map: &ClusterMap) {
+        let own = self.links.index();
         for (id, interval) in &map.intervals {
             let is_member = interval.acting.contains(&self.settings.osd);
-            if is_member && !self.by_pg.contains_key(id) && self.links.is_mine(*id) {
+            if is_member && !self.by_pg.contains_key(id) && self.links.owner(*id) == Some(own) {
                 self.add_slot(*id);
             }
         }
@@ -102,12 +107,9 @@ impl<W: World> Shard<W> {
 
     /// Removes PGs of pools that are gone, as far as the store takes it now.
     pub(super) fn go_on_removing(&mut self) {
-        let Self { removing, store, links, .. } = self;
+        let Self { removing, store, .. } = self;
         removing.retain(|id| {
-            let Some(status) = store.pg(*id) else {
-                links.forget(*id);
-                return false;
-            };
+            let Some(status) = store.pg(*id) else { return false };
             let transaction = Transaction {
                 pg: *id,
                 version: ObjectVersion::NONE,
@@ -120,7 +122,7 @@ impl<W: World> Shard<W> {
             // No slot has this number: its end is of no interest.
             let nobody = ticket::join((1 << 24) - 1, ticket::Kind::Meta, 0);
             match store.submit(transaction, nobody) {
-                Ok(()) => links.forget(*id),
+                Ok(()) => {}
                 Err(SubmitError::Busy | SubmitError::NoSpace) => return true,
                 Err(error) => tracing::warn!(pg = %id, %error, "a PG of a removed pool stays on the device"),
             }
@@ -137,7 +139,7 @@ impl<W: World> Shard<W> {
                 self.next_part_report = now.after(REPORT_INTERVAL);
                 let report = ShardMessage::Report { shard: self.links.index(), report: self.own_report() };
                 // The next one follows in a second.
-                let _ = self.links.send(0, report);
+                let _ = self.links.offer(0, report);
             }
             return;
         }
@@ -161,7 +163,8 @@ impl<W: World> Shard<W> {
             match &self.map_client {
                 Some(client) => client.report_failure(failure, &mut self.map_actions),
                 None => {
-                    let _ = self.links.send(0, ShardMessage::Failure(failure));
+                    // It is told again while it lasts.
+                    let _ = self.links.offer(0, ShardMessage::Failure(failure));
                 }
             }
         }

@@ -1,4 +1,5 @@
-//! Whole OSDs on disks and a network in memory: three shards, a mon that keeps the map, clients that check.
+//! Whole OSDs on disks and a network in memory: three of them with one or more shards, a mon that keeps the map, a
+//! client that checks.
 
 mod disk;
 
@@ -6,6 +7,7 @@ use super::links::ShardLinks;
 use super::{Shard, ShardSettings};
 use crate::map_client::MapClientSettings;
 use crate::pg::phase::PhaseKind;
+use crate::store::ChunkTable;
 use crate::store::format::{FormatOptions, Mkfs, Probe};
 use crate::store::mount::Mount;
 use disk::{Disk, Media, Random};
@@ -29,6 +31,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 const BLOCK: usize = 4096;
@@ -63,7 +66,11 @@ fn cluster() -> ClusterId {
 }
 
 fn address(host: u8) -> SocketAddr {
-    SocketAddr::from(([10, 0, 0, host], 6800))
+    core_address(host, 0)
+}
+
+fn core_address(host: u8, core: u16) -> SocketAddr {
+    SocketAddr::from(([10, 0, 0, host], 6800 + core))
 }
 
 const MON: u8 = 100;
@@ -150,14 +157,25 @@ struct Block {
 
 struct Client {
     net: Net,
-    links: BTreeMap<OsdId, (ConnectionId, bool)>,
+    links: BTreeMap<(OsdId, u16), (ConnectionId, bool)>,
     cells: Vec<Block>,
     next: u64,
     /// Stamps read back at the end, by op.
     reads: BTreeMap<u64, Option<u64>>,
     events: VecDeque<MessengerEvent>,
+    /// The core that each reply named, by op.
+    hints: BTreeMap<u64, CoreId>,
     done: u64,
     resend_at: Instant,
+}
+
+/// One start of an OSD.
+struct Process {
+    incarnation: Incarnation,
+    chunks: Arc<ChunkTable>,
+    shards: Vec<Shard<TestWorld>>,
+    /// Shards that have not mounted yet.
+    mounting: VecDeque<ShardLinks>,
 }
 
 struct Bed {
@@ -165,7 +183,9 @@ struct Bed {
     clock: TestClock,
     pool: BufferPool,
     media: Vec<Rc<RefCell<Media>>>,
-    shards: Vec<Option<Shard<TestWorld>>>,
+    /// Shards of each OSD.
+    shard_count: u16,
+    osds: Vec<Option<Process>>,
     mon: Mon,
     client: Client,
     random: Random,
@@ -173,12 +193,27 @@ struct Bed {
 }
 
 fn messenger(hub: &MemoryHub, host: u8, role: Role, incarnation: u64, pool: &BufferPool) -> Net {
-    let identity = Identity { cluster: Some(cluster()), role, incarnation: Incarnation(incarnation) };
-    let settings = MessengerSettings::new(identity, pool.clone());
-    Messenger::new(settings, hub.endpoint(address(host)), Random(incarnation * 1000 + u64::from(host)))
+    core_messenger(hub, (host, 0), role, incarnation, pool)
 }
 
-fn first_map() -> ClusterMap {
+fn core_messenger(
+    hub: &MemoryHub,
+    (host, core): (u8, u16),
+    role: Role,
+    incarnation: u64,
+    pool: &BufferPool,
+) -> Net {
+    let identity = Identity { cluster: Some(cluster()), role, incarnation: Incarnation(incarnation) };
+    let settings = MessengerSettings { core: CoreId(core), ..MessengerSettings::new(identity, pool.clone()) };
+    let seed = incarnation * 1000 + u64::from(host) + (u64::from(core) << 32);
+    Messenger::new(settings, hub.endpoint(core_address(host, core)), Random(seed))
+}
+
+fn addresses(host: u8, cores: u16) -> Vec<SocketAddr> {
+    (0..cores).map(|core| core_address(host, core)).collect()
+}
+
+fn first_map(cores: u16) -> ClusterMap {
     let mut map = ClusterMap::new(cluster(), AuthMode::None, 0);
     map.next_session = SessionId(100);
     map.next_pool = PoolId(2);
@@ -204,7 +239,7 @@ fn first_map() -> ClusterMap {
             incarnation: Incarnation(1),
             up: false,
             is_in: true,
-            addresses: vec![address(osd as u8 + 1)],
+            addresses: addresses(osd as u8 + 1, cores),
             weight: 1 << 16,
             host: format!("h{osd}"),
             rack: "r".into(),
@@ -217,7 +252,7 @@ fn first_map() -> ClusterMap {
 }
 
 impl Bed {
-    fn new(seed: u64) -> Self {
+    fn new(seed: u64, shard_count: u16) -> Self {
         let pool = BufferPool::new(1 << 30);
         let hub = MemoryHub::new();
         let clock = TestClock(Rc::new(Cell::new(1_000_000_000)));
@@ -225,8 +260,8 @@ impl Bed {
         let media: Vec<_> = (0..3).map(|_| Rc::new(RefCell::new(Media::default()))).collect();
         let mut mon_net = messenger(&hub, MON, Role::Mon, 7, &pool);
         mon_net.set_epoch(Epoch(1));
-        let mon =
-            Mon { net: mon_net, map: first_map(), subscribers: vec![], events: VecDeque::new(), reports: 0 };
+        let map = first_map(shard_count);
+        let mon = Mon { net: mon_net, map, subscribers: vec![], events: VecDeque::new(), reports: 0 };
         let client = Client {
             net: messenger(&hub, CLIENT, Role::Client(SessionId(5)), 9, &pool),
             links: BTreeMap::new(),
@@ -234,6 +269,7 @@ impl Bed {
             next: 1,
             reads: BTreeMap::new(),
             events: VecDeque::new(),
+            hints: BTreeMap::new(),
             done: 0,
             resend_at: Instant(0),
         };
@@ -242,7 +278,8 @@ impl Bed {
             clock,
             pool,
             media,
-            shards: vec![None, None, None],
+            shard_count,
+            osds: vec![None, None, None],
             mon,
             client,
             random: Random(seed),
@@ -253,7 +290,7 @@ impl Bed {
                 cluster: cluster(),
                 osd: OsdId(osd as u32),
                 device: device(osd),
-                shards: 1,
+                shards: shard_count,
                 write_fully: false,
                 force: false,
             };
@@ -269,7 +306,7 @@ impl Bed {
     }
 
     fn start(&mut self, osd: usize) {
-        if self.shards[osd].is_some() {
+        if self.osds[osd].is_some() {
             return;
         }
         let mut probe = Probe::new(self.disk(osd), self.pool.clone());
@@ -278,43 +315,77 @@ impl Bed {
                 break result.unwrap();
             }
         };
-        let mut mount = Mount::new(probed.device, ShardId(0), probed.chunks, self.pool.clone());
+        self.starts += 1;
+        let mut process = Process {
+            incarnation: Incarnation(self.starts),
+            chunks: probed.chunks,
+            shards: Vec::new(),
+            // Small, so that they are full now and then.
+            mounting: ShardLinks::with_capacity(usize::from(self.shard_count), 8).into(),
+        };
+        self.mount_next(osd, &mut process);
+        self.osds[osd] = Some(process);
+    }
+
+    fn mount_next(&mut self, osd: usize, process: &mut Process) {
+        let Some(links) = process.mounting.pop_front() else { return };
+        let index = links.index();
+        let chunks = Arc::clone(&process.chunks);
+        let mut mount = Mount::new(self.disk(osd), ShardId(index), chunks, self.pool.clone());
         let store = loop {
             if let Some(result) = mount.poll(self.clock.now()) {
                 break result.unwrap();
             }
         };
-        self.starts += 1;
         let id = OsdId(osd as u32);
         let host = osd as u8 + 1;
         let boot = loligo_net::wire::mon::BootInfo {
             device: device(osd),
-            addresses: vec![address(host)],
+            addresses: addresses(host, self.shard_count),
             capacity: DISK_BLOCKS * BLOCK as u64,
             host: format!("h{osd}"),
             rack: "r".into(),
             device_class: "ssd".into(),
             newest_map: Epoch(0),
         };
-        let incarnation = Incarnation(self.starts);
+        let incarnation = process.incarnation;
         let map_client =
             MapClientSettings { osd: id, incarnation, cluster: cluster(), mons: vec![address(MON)], boot };
         let settings = ShardSettings {
             osd: id,
             incarnation,
-            core: CoreId(0),
+            core: CoreId(index),
             pool: self.pool.clone(),
-            map_client: Some(map_client),
+            map_client: (index == 0).then_some(map_client),
         };
-        let net = messenger(&self.hub, host, Role::Osd(id), self.starts, &self.pool);
-        let shard = Shard::new(settings, store, net, self.clock.clone(), ShardLinks::single());
-        self.shards[osd] = Some(shard);
+        let net = core_messenger(&self.hub, (host, index), Role::Osd(id), incarnation.0, &self.pool);
+        process.shards.push(Shard::new(settings, store, net, self.clock.clone(), links));
     }
 
     /// kill -9 and a power cut of its disk.
     fn kill(&mut self, osd: usize) {
-        if self.shards[osd].take().is_some() {
+        if self.osds[osd].take().is_some() {
             self.media[osd].borrow_mut().power_cut(&mut self.random);
+        }
+    }
+
+    fn shards(&self) -> impl Iterator<Item = &Shard<TestWorld>> {
+        self.osds.iter().flatten().flat_map(|process| &process.shards)
+    }
+
+    fn poll_osds(&mut self, now: Instant) {
+        for osd in 0..3 {
+            let Some(mut process) = self.osds[osd].take() else { continue };
+            for shard in &mut process.shards {
+                if self.random.below(4) != 0 {
+                    shard.poll(now);
+                }
+                assert_eq!(shard.failure(), None);
+            }
+            if !process.mounting.is_empty() && self.random.below(100) == 0 {
+                self.mount_next(osd, &mut process);
+            }
+            self.osds[osd] = Some(process);
         }
     }
 
@@ -323,12 +394,7 @@ impl Bed {
         let now = self.clock.now();
         self.hub.set_now(now);
         self.mon.poll(now, &self.pool);
-        for shard in self.shards.iter_mut().flatten() {
-            if self.random.below(4) != 0 {
-                shard.poll(now);
-            }
-            assert_eq!(shard.failure(), None);
-        }
+        self.poll_osds(now);
         self.poll_client(now);
     }
 
@@ -361,7 +427,9 @@ impl Bed {
 
     fn send(&mut self, request: OpRequest, stamp: u64) {
         let Some(primary) = self.mon.map.primary(request.pg) else { return };
-        let Some((connection, true)) = self.client.links.get(&primary).copied() else { return };
+        // Now and then to the wrong core, which forwards it.
+        let core = self.random.below(u64::from(self.shard_count)) as u16;
+        let Some((connection, true)) = self.client.links.get(&(primary, core)).copied() else { return };
         let body = match request.kind {
             OpKind::Write => Body::of(self.pool.copy_of(&stamp.to_le_bytes().repeat(BLOCK / 8)).unwrap()),
             _ => Body::NONE,
@@ -401,6 +469,7 @@ impl Bed {
                     if reply.status != OpStatus::Done {
                         continue;
                     }
+                    self.client.hints.insert(reply.op.number, reply.core);
                     let number = reply.op.number;
                     if let Some(read) = self.client.reads.get_mut(&number) {
                         let data = received.data.expect("a read brings data");
@@ -421,11 +490,12 @@ impl Bed {
             }
         }
         self.client.events = events;
-        for osd in (0..3).map(OsdId) {
-            if !self.client.links.contains_key(&osd) && self.random.below(50) == 0 {
-                let to = address(osd.0 as u8 + 1);
-                let connection = self.client.net.connect(to, Role::Osd(osd), CoreId(0));
-                self.client.links.insert(osd, (connection, false));
+        for key in (0..3).flat_map(|osd| (0..self.shard_count).map(move |core| (OsdId(osd), core))) {
+            if !self.client.links.contains_key(&key) && self.random.below(50) == 0 {
+                let (osd, core) = key;
+                let to = core_address(osd.0 as u8 + 1, core);
+                let connection = self.client.net.connect(to, Role::Osd(osd), CoreId(core));
+                self.client.links.insert(key, (connection, false));
             }
         }
         if self.client.resend_at <= now {
@@ -448,17 +518,25 @@ impl Bed {
             self.turn();
             if let Some(value) = self.client.reads[&request.op.number] {
                 self.client.reads.remove(&request.op.number);
+                assert_eq!(self.client.hints[&request.op.number], self.owner(request.pg), "the core hint");
                 return value;
             }
         }
         panic!("a read does not end");
     }
 
+    /// The core of the PG's primary that has it.
+    fn owner(&self, pg: PgId) -> CoreId {
+        let primary = self.mon.map.primary(pg).unwrap().0 as usize;
+        let shards = &self.osds[primary].as_ref().unwrap().shards;
+        shards.iter().find(|shard| shard.pgs().any(|own| own.id() == pg)).unwrap().settings.core
+    }
+
     fn all_active(&self) -> bool {
         let active = |shard: &Shard<TestWorld>| {
             shard.pgs().filter(|pg| pg.phase().kind() == PhaseKind::Active).count()
         };
-        self.shards.iter().flatten().map(active).sum::<usize>() == PG_COUNT as usize
+        self.shards().map(active).sum::<usize>() == PG_COUNT as usize
     }
 
     fn until(&mut self, what: &str, done: impl Fn(&Self) -> bool) {
@@ -472,10 +550,11 @@ impl Bed {
     }
 
     fn assert_replicas_equal(&self) {
-        let stores: Vec<_> = self.shards.iter().flatten().map(Shard::store).collect();
-        assert_eq!(stores.len(), 3);
         for index in 0..PG_COUNT {
             let pg = PgId { pool: POOL, index };
+            let stores: Vec<_> =
+                self.shards().map(Shard::store).filter(|store| store.pg(pg).is_some()).collect();
+            assert_eq!(stores.len(), 3, "pg {pg} is in one shard of each OSD");
             let view = |at: usize| {
                 let status = stores[at].pg(pg).unwrap();
                 let objects: Vec<(ObjectId, ObjectVersion)> =
@@ -501,8 +580,8 @@ impl Bed {
     }
 }
 
-fn run(seed: u64, turns: usize) -> u64 {
-    let mut bed = Bed::new(seed);
+fn run(seed: u64, shard_count: u16, turns: usize) -> u64 {
+    let mut bed = Bed::new(seed, shard_count);
     let kill_in = [400, 1500, 6000][bed.random.below(3) as usize];
     for _ in 0..turns {
         bed.turn();
@@ -523,17 +602,29 @@ fn run(seed: u64, turns: usize) -> u64 {
     bed.finish()
 }
 
-#[test]
-fn a_cluster_boots_serves_and_reports() {
-    let mut bed = Bed::new(1);
+fn boots_serves_and_reports(shard_count: u16) {
+    let mut bed = Bed::new(1, shard_count);
     bed.until("an active cluster", Bed::all_active);
+    let load = |shard: &Shard<TestWorld>| shard.pgs().count() == (PG_COUNT / u32::from(shard_count)) as usize;
+    assert!(bed.shards().all(load), "PGs are spread evenly");
     assert_eq!(bed.read(0), 0, "never written");
     bed.write(0);
     bed.until("the ack", |bed| bed.client.cells[0].pending.is_none());
     assert_eq!(bed.read(0), bed.client.cells[0].acked);
+    for cell in 0..bed.client.cells.len() {
+        assert_eq!(bed.read(cell), bed.client.cells[cell].acked);
+    }
+    let forwarded: u64 = bed.shards().map(|shard| shard.counters().forwarded).sum();
+    assert_eq!(forwarded > 0, shard_count > 1, "{forwarded} ops went to another core first");
     bed.until("a report", |bed| bed.mon.reports >= 3);
     bed.assert_replicas_equal();
-    assert!(bed.shards.iter().flatten().all(|shard| !shard.expecting()), "an idle shard expects nothing");
+    assert!(bed.shards().all(|shard| !shard.expecting()), "an idle shard expects nothing");
+}
+
+#[test]
+fn a_cluster_boots_serves_and_reports() {
+    boots_serves_and_reports(1);
+    boots_serves_and_reports(2);
 }
 
 #[test]
@@ -541,7 +632,17 @@ fn acked_writes_survive_kills_and_power_cuts() {
     let mut done = 0;
     for seed in 0..40 {
         println!("SEED={seed}");
-        done += run(seed, 6000);
+        done += run(seed, 1, 6000);
     }
     assert!(done > 10_000, "the schedules let writes through: {done}");
+}
+
+#[test]
+fn acked_writes_survive_kills_of_osds_with_two_shards() {
+    let mut done = 0;
+    for seed in 100..130 {
+        println!("SEED={seed}");
+        done += run(seed, 2, 6000);
+    }
+    assert!(done > 5_000, "the schedules let writes through: {done}");
 }

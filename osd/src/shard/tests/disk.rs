@@ -5,7 +5,7 @@ use loligo_reactor::env::{
     BlockDevice, Completion, Completions, DiskOp, Entropy, Geometry, QueueFull, Ticket, WriteCache,
 };
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 const BLOCK: usize = BLOCK_SIZE as usize;
@@ -35,10 +35,13 @@ pub struct Media {
     durable: BTreeMap<u64, Vec<u8>>,
     /// Written or being written, not durable.
     cache: BTreeMap<u64, Vec<u8>>,
+    /// Of those the ones being written, through whichever queue.
+    writing: BTreeSet<u64>,
 }
 
 impl Media {
     pub fn power_cut(&mut self, random: &mut Random) {
+        self.writing.clear();
         for (lba, block) in std::mem::take(&mut self.cache) {
             if random.below(2) == 0 {
                 self.durable.insert(lba, block);
@@ -47,6 +50,7 @@ impl Media {
     }
 }
 
+/// One queue of a disk; several share its media.
 #[derive(Debug)]
 pub struct Disk {
     media: Rc<RefCell<Media>>,
@@ -85,6 +89,7 @@ impl BlockDevice for Disk {
             let mut media = self.media.borrow_mut();
             for (at, block) in (lba.0..).zip(blocks) {
                 media.cache.insert(at, block.to_vec());
+                assert!(media.writing.insert(at), "block {at} is being written already");
             }
         }
         self.pending.push((op, ticket));
@@ -106,32 +111,22 @@ impl BlockDevice for Disk {
                         }
                     }
                 }
-                DiskOp::Write { lba, data, fua: true } => {
+                DiskOp::Write { lba, data, fua } => {
                     let blocks: usize = data.iter().map(|piece| piece.len() / BLOCK).sum();
                     for at in lba.0..lba.0 + blocks as u64 {
-                        let block = media.cache.remove(&at).expect("it is being written");
-                        media.durable.insert(at, block);
+                        media.writing.remove(&at);
+                        if *fua {
+                            let block = media.cache.remove(&at).expect("it is being written");
+                            media.durable.insert(at, block);
+                        }
                     }
                 }
                 DiskOp::Flush => {
                     // What is still being written is not in the cache yet; keeping it there is allowed too.
-                    let being_written: Vec<_> = self
-                        .pending
-                        .iter()
-                        .filter_map(|(op, _)| match op {
-                            DiskOp::Write { lba, data, .. } => {
-                                let blocks: usize = data.iter().map(|piece| piece.len() / BLOCK).sum();
-                                Some(lba.0..lba.0 + blocks as u64)
-                            }
-                            _ => None,
-                        })
-                        .collect();
-                    for (lba, block) in std::mem::take(&mut media.cache) {
-                        if being_written.iter().any(|range| range.contains(&lba)) {
-                            media.cache.insert(lba, block);
-                        } else {
-                            media.durable.insert(lba, block);
-                        }
+                    let Media { durable, cache, writing } = &mut *media;
+                    for (lba, block) in std::mem::take(cache) {
+                        let place = if writing.contains(&lba) { &mut *cache } else { &mut *durable };
+                        place.insert(lba, block);
                     }
                 }
                 _ => {}
