@@ -2,19 +2,26 @@
 
 use loligo_tests::cycles::{CycleOptions, Summary, run};
 
-fn cycles(volatile_cache: bool, seed: u64) -> Summary {
-    let options = CycleOptions { seed, cycles: 12, volatile_cache };
+fn cycles(options: CycleOptions) -> Summary {
     run(&options, |_, _| ()).unwrap_or_else(|error| panic!("{error:?}"))
 }
 
 #[test]
 fn killed_processes_lose_no_acked_write() {
-    let summary = cycles(false, 11);
+    let summary = cycles(CycleOptions { seed: 11, ..CycleOptions::default() });
     assert!(summary.acked > 100, "the writer must have been busy: {summary:?}");
 }
 
 #[test]
 fn power_cuts_lose_no_acked_write() {
-    let summary = cycles(true, 12);
+    let summary = cycles(CycleOptions { seed: 12, volatile_cache: true, ..CycleOptions::default() });
     assert!(summary.acked > 100, "the writer must have been busy: {summary:?}");
+}
+
+#[test]
+fn osds_with_two_reactors_lose_no_acked_write() {
+    for (seed, cores) in [(13, vec![]), (14, vec![0, 1])] {
+        let summary = cycles(CycleOptions { seed, cycles: 6, shards: 2, cores, ..CycleOptions::default() });
+        assert!(summary.acked > 100, "the writer must have been busy: {summary:?}");
+    }
 }

@@ -2,9 +2,12 @@
 
 use crate::process::{Cluster, ClusterOptions, NbdServer};
 use crate::random::Random;
-use crate::workload::Writer;
-use anyhow::{Context, Result};
+use crate::workload::{Writer, Written};
+use anyhow::{Context, Result, ensure};
 use std::time::{Duration, Instant};
+
+/// How long the mon may take to hear from all PGs when everything can be read: reports come once in a second.
+const CLEAN_MAX: Duration = Duration::from_secs(15);
 
 /// Who is killed in one cycle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -15,7 +18,7 @@ pub enum Victim {
     AllOsds,
     /// The mon.
     Mon,
-    /// The NBD server with the client in it, and all OSDs: writes without an answer stay behind.
+    /// The NBD server with the client in it, the mon and all OSDs: writes without an answer stay behind.
     Everything,
 }
 
@@ -28,6 +31,16 @@ pub struct CycleOptions {
     pub cycles: u32,
     /// OSDs on the volatile-cache model: each SIGKILL is a power cut.
     pub volatile_cache: bool,
+    /// Shards of each OSD, with a reactor each.
+    pub shards: u16,
+    /// Cores that the reactors are pinned to, if any.
+    pub cores: Vec<u16>,
+}
+
+impl Default for CycleOptions {
+    fn default() -> Self {
+        Self { seed: 1, cycles: 12, volatile_cache: false, shards: 1, cores: Vec::new() }
+    }
 }
 
 /// What a run did.
@@ -57,8 +70,12 @@ struct Run {
 /// # Errors
 /// The first violation, with the seed that led to it.
 pub fn run(options: &CycleOptions, mut progress: impl FnMut(u32, Victim)) -> Result<Summary> {
-    let cluster_options =
-        ClusterOptions { volatile_cache: options.volatile_cache, ..ClusterOptions::default() };
+    let cluster_options = ClusterOptions {
+        volatile_cache: options.volatile_cache,
+        shards: options.shards,
+        cores: options.cores.clone(),
+        ..ClusterOptions::default()
+    };
     let cluster = Cluster::start(cluster_options)?;
     let image = cluster.make_image("16M")?;
     let server = cluster.serve_nbd(&[&image])?;
@@ -99,22 +116,28 @@ impl Run {
         let writer = &mut self.writer;
         let cluster = &mut self.cluster;
         let server = &mut self.server;
-        std::thread::scope(|scope| -> Result<()> {
+        let written = std::thread::scope(|scope| -> Result<Written> {
             let end = Instant::now() + before + Duration::from_millis(100);
             let writing = scope.spawn(move || writer.write_until(&mut connection, end));
             std::thread::sleep(before);
             kill(cluster, server, victim)?;
             std::thread::sleep(down);
             restart(cluster, victim)?;
-            writing.join().expect("the writer does not panic").map(|_| ())
+            writing.join().expect("the writer does not panic")
         })?;
-        self.summary.open += self.writer.history.open_blocks() as u64;
-        self.read_back()
+        ensure!(written.acked > 0, "nothing was acknowledged before the kill");
+        let open = self.writer.history.open_blocks();
+        if victim != Victim::Everything {
+            ensure!(!written.broken, "the NBD connection broke although its server was not killed");
+            ensure!(open == 0, "{open} blocks stayed without an answer although the client lives");
+        }
+        self.summary.open += open as u64;
+        self.read_back(victim)
     }
 
-    fn read_back(&mut self) -> Result<()> {
+    fn read_back(&mut self, victim: Victim) -> Result<()> {
         let begin = Instant::now();
-        if self.server.daemon.check().is_err() {
+        if victim == Victim::Everything {
             self.server = self.cluster.serve_nbd(&[&self.image])?;
         }
         for turn in ["first", "second"] {
@@ -123,6 +146,8 @@ impl Run {
             connection.close()?;
         }
         self.summary.recovery_max = self.summary.recovery_max.max(begin.elapsed());
+        self.cluster.wait_until_clean(CLEAN_MAX)?;
+        self.server.daemon.check()?;
         self.cluster.check()
     }
 }
@@ -134,6 +159,7 @@ fn kill(cluster: &mut Cluster, server: &mut NbdServer, victim: Victim) -> Result
         Victim::AllOsds => (0..cluster.osd_count()).try_for_each(|id| cluster.kill_osd(id)),
         Victim::Everything => {
             server.daemon.kill()?;
+            cluster.kill_mon()?;
             (0..cluster.osd_count()).try_for_each(|id| cluster.kill_osd(id))
         }
     }
@@ -143,7 +169,9 @@ fn restart(cluster: &mut Cluster, victim: Victim) -> Result<()> {
     match victim {
         Victim::Osd(id) => cluster.start_osd(id),
         Victim::Mon => cluster.start_mon(),
-        Victim::AllOsds | Victim::Everything => {
+        Victim::AllOsds => (0..cluster.osd_count()).try_for_each(|id| cluster.start_osd(id)),
+        Victim::Everything => {
+            cluster.start_mon()?;
             (0..cluster.osd_count()).try_for_each(|id| cluster.start_osd(id))
         }
     }

@@ -56,12 +56,14 @@ impl Daemon {
         Ok(())
     }
 
-    /// Whether it still runs; its log otherwise.
+    /// That it still runs and nothing in it panicked; its log otherwise.
     pub fn check(&mut self) -> Result<()> {
         match self.child.try_wait()? {
-            None => Ok(()),
+            None => {}
             Some(status) => bail!("{} ended with {status}:\n{}", self.name, self.log_text()),
         }
+        ensure!(!self.log_text().contains("panicked"), "{} panicked:\n{}", self.name, self.log_text());
+        Ok(())
     }
 
     /// What it has written to its log.
@@ -104,11 +106,15 @@ pub struct ClusterOptions {
     pub size: String,
     /// Devices with a volatile cache in the process's memory: SIGKILL becomes a power cut.
     pub volatile_cache: bool,
+    /// Shards of each OSD, each served by a reactor of its own.
+    pub shards: u16,
+    /// One reactor pinned to each of these cores, as many as there are shards; none: not pinned.
+    pub cores: Vec<u16>,
 }
 
 impl Default for ClusterOptions {
     fn default() -> Self {
-        Self { osds: 3, size: "256M".into(), volatile_cache: false }
+        Self { osds: 3, size: "256M".into(), volatile_cache: false, shards: 1, cores: Vec::new() }
     }
 }
 
@@ -177,8 +183,9 @@ impl Cluster {
 
     fn format_osd(&self, id: usize) -> Result<()> {
         let device = self.device(id).display().to_string();
-        let id = id.to_string();
-        self.run(&["osd", "mkfs", "--id", &id, "--device", &device, "--size", &self.options.size])?;
+        let (id, shards) = (id.to_string(), self.options.shards.to_string());
+        let size = &self.options.size;
+        self.run(&["osd", "mkfs", "--id", &id, "--device", &device, "--size", size, "--shards", &shards])?;
         Ok(())
     }
 
@@ -190,6 +197,10 @@ impl Cluster {
         arguments.extend(["--id".into(), id.to_string()]);
         if self.options.volatile_cache {
             arguments.push("--volatile-cache".into());
+        }
+        if !self.options.cores.is_empty() {
+            let cores: Vec<_> = self.options.cores.iter().map(u16::to_string).collect();
+            arguments.extend(["--cores".into(), cores.join(",")]);
         }
         arguments
     }
@@ -259,6 +270,21 @@ impl Cluster {
             let status = self.json(&["status"])?;
             Ok(status["osdmap"]["num_up_osds"].as_u64() == Some(count))
         })
+    }
+
+    /// Waits until every PG is served by all its members, and the mon knows it.
+    ///
+    /// # Errors
+    /// With the states of the PGs, when it takes longer than `patience`.
+    pub fn wait_until_clean(&self, patience: Duration) -> Result<()> {
+        let mut last = serde_json::Value::Null;
+        let result = wait_for("all PGs active+clean", patience, || {
+            let status = self.json(&["status"])?;
+            last = status["pgmap"].clone();
+            let states = last["pgs_by_state"].as_array().context("no states of PGs")?;
+            Ok(states.iter().all(|state| state["state_name"] == "active+clean"))
+        });
+        result.with_context(|| format!("the mon says {last}"))
     }
 
     /// A pool of three copies over OSDs of one host, and an image in it: `pool/image`.

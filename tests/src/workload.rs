@@ -20,6 +20,15 @@ struct Pending {
     values: Vec<Stamp>,
 }
 
+/// How a time of writing went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Written {
+    /// Requests acknowledged.
+    pub acked: u64,
+    /// The connection broke, or an answer did not come in time: the writes without an answer stay open in the history.
+    pub broken: bool,
+}
+
 /// What was written and may be read, over the life of one image.
 pub struct Writer {
     seed: u64,
@@ -36,12 +45,12 @@ impl Writer {
         Self { seed, blocks, random: Random::new(seed), next_number: 1, history: History::default() }
     }
 
-    /// Writes until `end`, then waits for the answers. When the connection breaks, the writes without an answer stay
-    /// open in the history, and the number of writes acked is returned all the same.
-    pub fn write_until(&mut self, connection: &mut Connection, end: Instant) -> Result<u64> {
+    /// Writes until `end`, then waits for the answers.
+    pub fn write_until(&mut self, connection: &mut Connection, end: Instant) -> Result<Written> {
         let mut pending: BTreeMap<u64, Pending> = BTreeMap::new();
         let mut busy = BTreeSet::new();
         let mut acked = 0;
+        let broken = |acked| Ok(Written { acked, broken: true });
         while Instant::now() < end || !pending.is_empty() {
             if Instant::now() < end && pending.len() < QUEUE_DEPTH {
                 let Some((cookie, write, data)) = self.draw(&busy) else { continue };
@@ -49,11 +58,11 @@ impl Writer {
                 let (offset, len) = (write.block * BLOCK as u64, data.len() as u32);
                 pending.insert(cookie, write);
                 if connection.send(Command::Write, cookie, offset, len, &data).is_err() {
-                    return Ok(acked);
+                    return broken(acked);
                 }
                 continue;
             }
-            let Ok(reply) = connection.receive() else { return Ok(acked) };
+            let Ok(reply) = connection.receive() else { return broken(acked) };
             let write = pending.remove(&reply.cookie);
             let write = write.ok_or_else(|| anyhow::anyhow!("an answer to cookie {} twice", reply.cookie))?;
             ensure!(reply.error == 0, "writing block {} failed with NBD error {}", write.block, reply.error);
@@ -63,7 +72,7 @@ impl Writer {
             }
             acked += 1;
         }
-        Ok(acked)
+        Ok(Written { acked, broken: false })
     }
 
     /// A write of blocks that no other write in flight touches; `None` when the draw did touch one.

@@ -176,7 +176,7 @@ pub struct OsdRunArgs {
     /// What reactors do when there is nothing to do
     #[arg(long, value_name = "MODE", value_parser = poll_mode)]
     pub poll: Option<PollMode>,
-    /// Cores to pin reactors to, such as 2,3
+    /// Cores to pin reactors to, such as 2,3 [default: as many reactors as the device was made for, not pinned]
     #[arg(long, value_name = "CORES", value_delimiter = ',')]
     pub cores: Vec<u16>,
     /// Memory to stay below, such as 1GiB

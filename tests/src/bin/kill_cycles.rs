@@ -20,6 +20,9 @@ struct Arguments {
     /// Draws everything; printed at the start.
     #[arg(long)]
     seed: Option<u64>,
+    /// Shards of each OSD, with a reactor each.
+    #[arg(long, default_value_t = 1)]
+    shards: u16,
 }
 
 fn main() -> Result<()> {
@@ -30,7 +33,9 @@ fn main() -> Result<()> {
     let half = arguments.cycles / 2;
     for (volatile_cache, cycles) in [(false, half), (true, arguments.cycles - half)] {
         let what = if volatile_cache { "power cuts" } else { "kills" };
-        let summary = run(&CycleOptions { seed, cycles, volatile_cache }, |cycle, victim| {
+        let options =
+            CycleOptions { seed, cycles, volatile_cache, shards: arguments.shards, cores: Vec::new() };
+        let summary = run(&options, |cycle, victim| {
             println!("{what} {:>3}/{cycles}: {victim:?}", cycle + 1);
         })?;
         let Summary { cycles, acked, open, recovery_max } = summary;

@@ -47,7 +47,8 @@ struct Plan {
     listen: SocketAddr,
     mons: Vec<SocketAddr>,
     mode: PollMode,
-    /// One entry for each reactor; `None`: not pinned.
+    /// One entry for each reactor; `None`: not pinned. Empty at first when nothing says how many: then as many as
+    /// the device was made for.
     cores: Vec<Option<usize>>,
     memory_target: u64,
     boot_host: String,
@@ -64,12 +65,15 @@ struct Plan {
 pub fn run(global: &Global, args: &OsdRunArgs) -> Outcome {
     let stop = daemon::begin(global.log_format)?;
     let host = cluster::host_file(global)?;
-    let plan = plan(global, args, host.as_ref())?;
+    let mut plan = plan(global, args, host.as_ref())?;
     daemon::check_listen(plan.listen, args.insecure_listen, host.as_ref())?;
     // Early, before a device is looked at; the transport says it again if it loses a race.
     daemon::wait_for_port(plan.listen)?;
     let source = Source::open(&plan.device, plan.backend)?;
     let (superblock, chunks) = probe(&source, &plan)?;
+    if plan.cores.is_empty() {
+        plan.cores = vec![None; usize::from(superblock.shards)];
+    }
     if usize::from(superblock.shards) != plan.cores.len() {
         return Err(Failure::new(
             format!(
@@ -96,9 +100,9 @@ fn plan(global: &Global, args: &OsdRunArgs, host: Option<&HostFile>) -> Outcome<
     let cores = match (args.cores.as_slice(), host.zip(section)) {
         ([], Some((host, section))) => match host.cores(section) {
             Cores::Pinned(cores) => cores.iter().map(|core| Some(usize::from(core.0))).collect(),
-            Cores::Auto => vec![None],
+            Cores::Auto => Vec::new(),
         },
-        ([], None) => vec![None],
+        ([], None) => Vec::new(),
         (cores, _) => cores.iter().map(|core| Some(usize::from(*core))).collect(),
     };
     let of_section = section.map_or(Backend::Uring, |section| section.backend);
