@@ -5,7 +5,7 @@ use crate::answer;
 use crate::core::{Change, Core};
 use loligo_config::id::{Epoch, PoolId};
 use loligo_config::limits::{CLUSTER_PG_COUNT_MAX, POOL_PG_COUNT_MAX, POOL_SIZE_MAX, POOLS_MAX};
-use loligo_config::map::check_name;
+use loligo_config::map::{ClusterMap, check_name};
 use loligo_config::pool::{FailureDomain, Pool};
 use serde_json::{Value, json};
 
@@ -124,6 +124,24 @@ fn unknown_setting(var: &str) -> CommandError {
     CommandError::invalid(format!("pools have no setting {var:?}; they have: {}", SETTINGS.join(", ")))
 }
 
+/// Refuses a `min_size` above the members of a PG that may serve now: it would count as a PG that never served, be given
+/// other members, and these have none of its data.
+fn check_min_size(core: &Core, pool: &Pool, min_size: u8) -> Result<(), CommandError> {
+    let map = core.newest();
+    let members = |pg| map.acting(pg).len();
+    let serving = ClusterMap::pgs_of(pool).filter(|pg| members(*pg) >= usize::from(pool.min_size));
+    let Some(short) = serving.min_by_key(|pg| members(*pg)).filter(|pg| members(*pg) < usize::from(min_size))
+    else {
+        return Ok(());
+    };
+    let message = format!(
+        "pg {short} has {} member(s), fewer than {min_size}, and may hold data: make a pool with this min_size and copy \
+         the images",
+        members(short)
+    );
+    Err(CommandError::new(Code::EOPNOTSUPP, message))
+}
+
 pub(super) fn set(core: &mut Core, arguments: &Arguments) -> Answer {
     let pool = find(core, arguments.required_text("pool")?)?;
     let refused = |message: &str| Err(CommandError::new(Code::EOPNOTSUPP, message));
@@ -131,6 +149,7 @@ pub(super) fn set(core: &mut Core, arguments: &Arguments) -> Answer {
         "min_size" => {
             let missing = || CommandError::invalid("the argument `val` is missing");
             let min_size = byte(arguments, "val", pool.size)?.ok_or_else(missing)?;
+            check_min_size(core, &pool, min_size)?;
             if min_size != pool.min_size {
                 core.change(true, Change::PoolMinSize(pool.id, min_size));
             }

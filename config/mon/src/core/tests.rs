@@ -358,6 +358,22 @@ fn pgs_that_serve_keep_their_members_and_others_are_filled() {
 }
 
 #[test]
+fn min_size_cannot_rise_above_the_members_of_a_pg_that_may_hold_data() {
+    let mut bench = Bench::new();
+    bench.boot(0, 100);
+    let create = json!({ "prefix": "pool create", "pool": "rbd", "size": 3, "min_size": 1, "pg_count": 16 });
+    bench.command(create).unwrap();
+    bench.boot(1, 100);
+    bench.boot(2, 100);
+    let before: Vec<_> = (0..16).map(|index| bench.interval(index)).collect();
+    let set = json!({ "prefix": "pool set", "pool": "rbd", "var": "min_size", "val": 2 });
+    let error = bench.command(set).unwrap_err();
+    assert_eq!(error["name"], "EOPNOTSUPP", "{error}");
+    let after: Vec<_> = (0..16).map(|index| bench.interval(index)).collect();
+    assert_eq!(after, before, "the only copies stay where they are");
+}
+
+#[test]
 fn pools_are_made_changed_and_removed() {
     let (mut bench, _) = Bench::with_pool();
     let pool = bench.command(json!({ "prefix": "pool get", "pool": "rbd" })).unwrap();
