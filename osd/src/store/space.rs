@@ -128,9 +128,10 @@ impl<D: BlockDevice> Store<D> {
         true
     }
 
-    /// Writes the claims that wait for a buffer, and takes a chunk ahead of need.
+    /// Writes the claims that wait for a buffer, and takes a chunk ahead of need: while there is still space beside what
+    /// the next checkpoint keeps for itself, so that no write waits for a claim.
     pub(super) fn chunks_step(&mut self) {
-        if self.alloc.free() < self.superblock.chunk_blocks / 2 + self.reserve() {
+        if self.alloc.free() < self.superblock.chunk_blocks * 2 + self.reserve() + self.checkpoint_cost() {
             self.claim_chunk();
         }
         if let Some(chunk) = self.claiming.filter(|_| self.claim_queued) {

@@ -5,6 +5,5 @@ mod faults;
 mod harness;
 mod mkfs;
 mod model;
-mod numbers;
 mod space;
 mod tail;

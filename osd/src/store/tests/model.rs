@@ -160,10 +160,11 @@ fn the_same_holds_on_a_device_that_is_nearly_always_full() {
     assert!(crashes > 150 && full > 50, "{crashes} {full}");
 }
 
-/// Many more steps: `cargo test --release -p loligo-osd -- --ignored store::tests::model`.
+/// One run of each kind; with `LOLIGO_SOAK=1` many (`tests/run --long`).
 #[test]
-#[ignore = "long"]
 fn soak() {
-    run(1000..1400, 3000, 10_000, WriteCache::Volatile);
-    run(2000..2400, 1560, 10_000, WriteCache::Volatile);
+    let seeds = if std::env::var_os("LOLIGO_SOAK").is_some() { 400 } else { 1 };
+    let (crashes, ..) = run(1000..1000 + seeds, 3000, 10_000, WriteCache::Volatile);
+    let (crashes_full, full, _) = run(2000..2000 + seeds, 1560, 10_000, WriteCache::Volatile);
+    assert!(crashes > 0 && crashes_full > 0 && full > 0, "{crashes} {crashes_full} {full}");
 }
