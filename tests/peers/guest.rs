@@ -2,24 +2,23 @@
 
 use anyhow::{Context, Result, ensure};
 use loligo_tests::process::executable;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
-/// The program that boots a guest: `$LOLIGO_VM_RUN`, else the one beside the repository.
-fn vm_run() -> Option<PathBuf> {
-    if let Some(path) = std::env::var_os("LOLIGO_VM_RUN") {
-        return Some(PathBuf::from(path));
-    }
-    let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/vm/run");
-    beside.is_file().then_some(beside)
-}
+/// Names the program that boots a guest: `PROGRAM [options] -- COMMAND`, as `tests/run` found it.
+const VM_RUN: &str = "LOLIGO_VM_RUN";
+/// Says that there is no such program on this machine, so that a missing one is a choice and not an accident.
+const NO_VM: &str = "LOLIGO_NO_VM";
 
 #[test]
 fn kernel_file_systems_live_on_an_image() -> Result<()> {
-    let Some(vm_run) = vm_run() else {
-        eprintln!("skipped: no program to boot a guest with; set LOLIGO_VM_RUN");
+    if std::env::var_os(NO_VM).is_some() {
+        eprintln!("skipped: {NO_VM} is set");
         return Ok(());
-    };
+    }
+    let vm_run = std::env::var_os(VM_RUN).with_context(|| {
+        format!("set {VM_RUN} to the program that boots a guest, or {NO_VM}=1 to go without one (`tests/run` does)")
+    })?;
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("peers/filesystems.sh");
     let executable = executable()?;
     let share = executable.parent().context("the executable has a folder")?;

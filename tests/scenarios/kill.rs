@@ -20,8 +20,8 @@ fn power_cuts_lose_no_acked_write() {
 
 #[test]
 fn osds_with_two_reactors_lose_no_acked_write() {
-    for (seed, cores) in [(13, vec![]), (14, vec![0, 1])] {
-        let summary = cycles(CycleOptions { seed, cycles: 6, shards: 2, cores, ..CycleOptions::default() });
+    for (seed, volatile_cache, cores) in [(13, false, vec![]), (14, true, vec![]), (15, false, vec![0, 1])] {
+        let summary = cycles(CycleOptions { seed, cycles: 6, volatile_cache, shards: 2, cores });
         assert!(summary.acked > 100, "the writer must have been busy: {summary:?}");
     }
 }
