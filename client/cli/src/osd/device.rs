@@ -10,23 +10,23 @@ use loligo_reactor::dma::BufferPool;
 use loligo_reactor::env::{Entropy, Instant};
 use loligo_reactor::os::OsEntropy;
 use loligo_reactor::os::ring::Ring;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 /// How long to sleep at most while a device works: completions wake earlier.
 const NAP: Duration = Duration::from_millis(1);
 
-/// A device that is open, or how to open it.
+/// A device that is open and locked; it makes a queue for every reactor.
 #[derive(Clone)]
 pub enum Source {
-    /// The kernel's; open and locked, and makes a queue for every reactor.
+    /// The kernel's.
     Uring(OpenDevice),
-    /// The model before a file; only one can have it.
-    Model(PathBuf),
+    /// The model before a file, with a cache for every reactor.
+    Model(File),
 }
 
 impl Source {
-    /// Opens a device, or checks that it can be.
+    /// Opens a device.
     ///
     /// # Errors
     /// When it is in use, or cannot be a device.
@@ -34,26 +34,21 @@ impl Source {
         match backend {
             Backend::Uring => open_when_free(path).map(Self::Uring).map_err(Failure::plain),
             Backend::Model => {
-                drop(File::open(path, SyncMode::ProcessOnly).map_err(Failure::plain)?);
-                Ok(Self::Model(path.to_owned()))
+                File::open(path, SyncMode::ProcessOnly).map(Self::Model).map_err(Failure::plain)
             }
         }
     }
 
     /// A queue of it on a reactor's ring.
-    ///
-    /// # Errors
-    /// When somebody else has it meanwhile.
-    pub fn queue(&self, ring: &Ring, pool: &BufferPool) -> Outcome<Device> {
+    pub fn queue(&self, ring: &Ring, pool: &BufferPool) -> Device {
         match self {
-            Self::Uring(device) => Ok(Device::Uring(device.queue(ring, pool))),
-            Self::Model(path) => {
-                let file = File::open(path, SyncMode::ProcessOnly).map_err(Failure::plain)?;
+            Self::Uring(device) => Device::Uring(device.queue(ring, pool)),
+            Self::Model(file) => {
                 let seed = OsEntropy::new().next_u64();
                 // Completions at the next poll: what the model is for here is what a kill loses, not waiting.
                 let latency = Latency::Polls { min: 1, max: 1 };
                 let options = ModelOptions { seed, latency, queue_depth_max: 256, ..ModelOptions::default() };
-                Ok(Device::Model(Box::new(Model::new(file, options))))
+                Device::Model(Box::new(Model::new(file.clone(), options)))
             }
         }
     }

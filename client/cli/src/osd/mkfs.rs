@@ -105,7 +105,7 @@ pub fn format(
     let source = Source::open(&args.device, Backend::Uring)?;
     let about =
         |what: String, advice: &str| Failure::new(format!("{}: {what}", args.device.display()), advice);
-    let device = source.queue(&ring, &pool)?;
+    let device = source.queue(&ring, &pool);
     let blocks = device.geometry().blocks.0;
     if blocks < Superblock::blocks_min(shards) {
         let least = bytes(Superblock::blocks_min(shards) * 4096);
@@ -149,7 +149,7 @@ fn write(
     options: FormatOptions,
     path: &Path,
 ) -> Outcome {
-    let mut mkfs = Mkfs::new(source.queue(ring, &pool)?, options, pool);
+    let mut mkfs = Mkfs::new(source.queue(ring, &pool), options, pool);
     let mut progress = Progress::new(&format!("writing {}", path.display()), true);
     let result = drive(ring, false, |now| {
         let at = mkfs.poll(now);

@@ -137,7 +137,7 @@ fn plan(global: &Global, args: &OsdRunArgs, host: Option<&HostFile>) -> Outcome<
 fn probe(source: &Source, plan: &Plan) -> Outcome<(Superblock, Arc<ChunkTable>)> {
     let ring = cluster::ring(64)?;
     let pool = BufferPool::new(POOL_LEN_MIN);
-    let mut probe = Probe::new(source.queue(&ring, &pool)?, pool);
+    let mut probe = Probe::new(source.queue(&ring, &pool), pool);
     let about =
         |what: String, advice: &str| Failure::new(format!("{}: {what}", plan.device.display()), advice);
     let probed = drive(&ring, source.is_model(), |now| probe.poll(now)).map_err(|error| {
@@ -252,7 +252,7 @@ fn sit(seat: Seat) -> Outcome {
 }
 
 fn mount(seat: &Seat, ring: &Ring, pool: &BufferPool) -> Outcome<Store<Device>> {
-    let device = seat.source.queue(ring, pool)?;
+    let device = seat.source.queue(ring, pool);
     let mut mount = Mount::new(device, ShardId(seat.index), Arc::clone(&seat.chunks), pool.clone());
     let restless = seat.source.is_model();
     drive(ring, restless, |now| mount.poll(now)).map_err(|error| {
