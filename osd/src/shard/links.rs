@@ -282,19 +282,34 @@ impl ShardLinks {
 }
 
 impl Table {
+    /// PGs whose primary the OSD is count apart: their shard has the clients' connections and all reads.
     fn assign(&mut self, map: &ClusterMap, osd: OsdId, shards: usize) {
-        let here = || map.intervals.iter().filter(|(_, interval)| interval.acting.contains(&osd));
-        let mut load = vec![0u32; shards];
-        for owner in here().filter_map(|(pg, _)| self.owners.get(pg)) {
-            load[usize::from(*owner)] += 1;
+        let here = |is_primary: bool| {
+            let members = map.intervals.iter().map(|(pg, interval)| (pg, &interval.acting));
+            let members = members.filter(move |(_, acting)| acting.contains(&osd));
+            members.filter(move |(_, acting)| (acting.first() == Some(&osd)) == is_primary).map(|(pg, _)| *pg)
+        };
+        // All PGs, and the primaries among them, by shard.
+        let mut load = vec![(0u32, 0u32); shards];
+        for is_primary in [true, false] {
+            for owner in here(is_primary).filter_map(|pg| self.owners.get(&pg)) {
+                let (all, primaries) = &mut load[usize::from(*owner)];
+                *all += 1;
+                *primaries += u32::from(is_primary);
+            }
         }
-        for (pg, _) in here() {
-            self.owners.entry(*pg).or_insert_with(|| {
-                let least = (0u16..).zip(&load).min_by_key(|(_, load)| **load);
-                let (shard, _) = least.expect("an OSD has a shard");
-                load[usize::from(shard)] += 1;
-                shard
-            });
+        for is_primary in [true, false] {
+            for pg in here(is_primary) {
+                self.owners.entry(pg).or_insert_with(|| {
+                    let key = |(all, primaries)| if is_primary { (primaries, all) } else { (all, primaries) };
+                    let least = (0u16..).zip(&load).min_by_key(|(_, load)| key(**load));
+                    let (shard, _) = least.expect("an OSD has a shard");
+                    let (all, primaries) = &mut load[usize::from(shard)];
+                    *all += 1;
+                    *primaries += u32::from(is_primary);
+                    shard
+                });
+            }
         }
     }
 }
@@ -336,6 +351,23 @@ mod tests {
         without.intervals.clear();
         links[0].publish(&Arc::new(without), OsdId(7));
         assert_eq!(owners(&links[1]), [None; 4], "the pool is gone");
+    }
+
+    #[test]
+    fn pgs_and_primaries_among_them_are_spread_evenly() {
+        let mut map = (*map(5)).clone();
+        // Every other one is a primary.
+        for index in 0..8 {
+            let acting = if index % 2 == 0 { vec![OsdId(7), OsdId(1)] } else { vec![OsdId(1), OsdId(7)] };
+            map.intervals.insert(pg(1, index), Interval { since: Epoch(1), acting });
+        }
+        let links = ShardLinks::new(2);
+        links.iter().for_each(|links| links.register(std::iter::empty()));
+        links[0].publish(&Arc::new(map), OsdId(7));
+        let on_first = |step: usize| {
+            (0..8).step_by(step).filter(|index| links[0].owner(pg(1, *index)) == Some(0)).count()
+        };
+        assert_eq!((on_first(1), on_first(2)), (4, 2));
     }
 
     #[test]

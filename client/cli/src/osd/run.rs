@@ -230,11 +230,14 @@ fn sit(seat: Seat) -> Outcome {
     let mut reactor = loligo_reactor::os::Reactor::new(settings, ring.clone()).map_err(Failure::plain)?;
     seat.links.receiver().attach(ring.waker());
     seat.incoming.attach(ring.waker());
+    let (osd, index) = (seat.plan.osd.0, seat.index);
     let stop = seat.stop.clone();
     let device = seat.plan.device.clone();
     let shard = shard(seat, store, network, pool);
     let mut guarded = Guarded { shard, stop: stop.clone(), failure: None };
     reactor.run(&mut [&mut guarded], &stop);
+    let counters = guarded.shard.counters();
+    tracing::info!(osd, core = index, ops = counters.ops, forwarded = counters.forwarded, "the reactor ends");
     match guarded.failure {
         None => {
             checkpoint(&mut guarded.shard, &mut reactor);
