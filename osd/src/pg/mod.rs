@@ -8,6 +8,7 @@
 //! one member to another), [`replication`] (writes on the primary), [`read`], [`replica`].
 
 pub mod blocks;
+pub mod ended;
 pub mod op;
 pub mod peering;
 pub mod phase;
@@ -20,6 +21,7 @@ pub mod watch;
 
 use crate::store::api::{LogEntry, OpLookup, PgStatus, ReadData, ReadError, SubmitError, Transaction};
 use arrayvec::ArrayVec;
+use ended::Ended;
 use loligo_config::id::{Epoch, ObjectId, ObjectVersion, OpId, OsdId, PgId, SessionId};
 use loligo_config::limits::POOL_SIZE_MAX;
 use loligo_net::wire::Message;
@@ -277,6 +279,7 @@ pub struct Pg {
     phase: Phase,
     member: peering::Member,
     ops: OpTable,
+    ended: Ended,
     replication: Replication,
     replica: ReplicaLog,
     tail: Option<tail::Sender>,
@@ -298,6 +301,7 @@ impl Pg {
             phase: Phase::Idle,
             member: peering::Member::new(status.unwrap_or_default()),
             ops: OpTable::default(),
+            ended: Ended::default(),
             replication: Replication::default(),
             replica: ReplicaLog::default(),
             tail: None,

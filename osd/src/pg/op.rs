@@ -13,7 +13,7 @@
 use super::blocks::{Merge, Span};
 use super::phase::Phase;
 use super::replication::InFlight;
-use super::{Actions, BlockRange, Context, Payload, Pg, PgAction, PgStore, Requester, blocks};
+use super::{Actions, BlockRange, Context, Payload, Pg, PgAction, PgStore, Requester, blocks, ended};
 use crate::store::api::{Change, OpLookup, ReadData};
 use loligo_config::id::{CoreId, Epoch, ObjectVersion};
 use loligo_config::limits::{OBJECT_ORDER_MAX, OP_BLOCKS_MAX, OP_DATA_LEN_MAX, PG_WRITES_IN_FLIGHT_MAX};
@@ -149,6 +149,14 @@ fn span_of(request: &OpRequest) -> Option<Span> {
     (request.len > 0 && end <= OBJECT_LEN_MAX).then_some(Span { offset: request.offset, len: request.len })
 }
 
+/// Only the guard needs the version, and only then is it known to be durable.
+fn refused_version<S: PgStore>(cx: &Context<'_, S>, request: &OpRequest, status: OpStatus) -> ObjectVersion {
+    match status {
+        OpStatus::VersionMismatch => cx.store.object_version(request.object),
+        _ => ObjectVersion::NONE,
+    }
+}
+
 /// The blocks on which a valid op depends; `None`: the op makes no sense.
 fn range_of(request: &OpRequest, payload: Option<&Payload>) -> Option<BlockRange> {
     let object = request.object;
@@ -186,7 +194,7 @@ impl Pg {
         if let Some(status) = refusal {
             return self.refuse(cx, &arrival.request, Some(arrival.from), arrival.arrived, status, out);
         }
-        if request.kind.is_write() && self.join(&arrival, out) {
+        if request.kind.is_write() && (self.join(&arrival, out) || self.answer_again(&arrival, out)) {
             return;
         }
         let Some(range) = range_of(&request, arrival.payload.as_ref()) else {
@@ -242,6 +250,20 @@ impl Pg {
             }
             None => false,
         }
+    }
+
+    /// An op that was answered without a trace in the log gets the same answer, or none that counts.
+    fn answer_again(&mut self, arrival: &Arrival, out: &mut Actions) -> bool {
+        let request = &arrival.request;
+        let (status, version) = match self.ended.lookup(request.op, request.lowest_outstanding) {
+            ended::Lookup::New => return false,
+            ended::Lookup::Answered(status, version) => (status, version),
+            ended::Lookup::Over => (OpStatus::Invalid, ObjectVersion::NONE),
+        };
+        let copies = if status == OpStatus::Done { self.copies() } else { 0 };
+        let end = OpEnd { status, version, copies, ..OpEnd::DONE };
+        self.reply(request, Some(arrival.from), arrival.arrived, end, out);
+        true
     }
 
     fn may_start<S: PgStore>(&self, cx: &Context<'_, S>, index: usize, earlier_waiting: usize) -> bool {
@@ -449,13 +471,21 @@ impl Pg {
             self.counters.busy += 1;
         }
         let op = self.ops.take(index);
+        let is_final = matches!(status, OpStatus::VersionMismatch | OpStatus::NoSpace | OpStatus::MediaError);
+        if is_final && op.request.kind.is_write() {
+            self.ended.record(op.request.op, status, refused_version(cx, &op.request, status));
+        }
         self.refuse(cx, &op.request, op.from, op.arrived, status, out);
     }
 
     fn finish_without_change<S: PgStore>(&mut self, cx: &Context<'_, S>, index: usize, out: &mut Actions) {
         let op = self.ops.take(index);
         let version = cx.store.object_version(op.request.object);
-        let copies = if op.request.kind.is_write() { self.copies() } else { 0 };
+        let is_write = op.request.kind.is_write();
+        if is_write {
+            self.ended.record(op.request.op, OpStatus::Done, version);
+        }
+        let copies = if is_write { self.copies() } else { 0 };
         self.reply(&op.request, op.from, op.arrived, OpEnd { version, copies, ..OpEnd::DONE }, out);
     }
 
@@ -468,11 +498,7 @@ impl Pg {
         status: OpStatus,
         out: &mut Actions,
     ) {
-        // Only the guard needs the version, and only then is it known to be durable.
-        let version = match status {
-            OpStatus::VersionMismatch => cx.store.object_version(request.object),
-            _ => ObjectVersion::NONE,
-        };
+        let version = refused_version(cx, request, status);
         self.reply(request, from, arrived, OpEnd { status, version, ..OpEnd::DONE }, out);
     }
 

@@ -75,6 +75,34 @@ fn the_op_table_survives_a_restart_of_all_members() {
 }
 
 #[test]
+fn an_op_that_changed_nothing_takes_no_effect_when_a_copy_of_it_arrives_late() {
+    let mut cluster = active();
+    let missing = object(0);
+    let nothing =
+        |number, kind| OpRequest { lowest_outstanding: 1, ..request(1, number, kind, missing, 0, BLOCK) };
+    let guarded = OpRequest { guard: Guard::Version(ObjectVersion::NONE), ..nothing(4, OpKind::Write) };
+    let ops = [nothing(1, OpKind::Discard), nothing(2, OpKind::Remove), nothing(3, OpKind::WriteZeroes)];
+    for op in ops {
+        assert!(is_done(&cluster.run(op, None)));
+    }
+    let written = cluster.run(write(2, 1, missing, 0, BLOCK), Some(&[7; 4096]));
+    assert_eq!(cluster.run(guarded, Some(&[9; 4096])).status, OpStatus::VersionMismatch);
+    // The client had sent each twice: over a connection that it gave up, and over the one that answered.
+    for op in ops {
+        assert!(is_done(&cluster.run(op, None)));
+        assert_eq!(cluster.bytes(0, missing, 1), [7; 4096], "{:?}", op.kind);
+    }
+    assert!(is_done(&cluster.run(request(2, 2, OpKind::Remove, missing, 0, 0), None)));
+    let late = cluster.run(guarded, Some(&[9; 4096]));
+    assert_eq!((late.status, late.version), (OpStatus::VersionMismatch, written.version));
+    assert_eq!(cluster.nodes[0].store.object_version(missing), ObjectVersion::NONE);
+    // Once the client has said that it has their ends, they are refused.
+    cluster.run(OpRequest { lowest_outstanding: 5, ..write(1, 5, object(1), 0, BLOCK) }, Some(&[1; 4096]));
+    assert_eq!(cluster.run(ops[0], None).status, OpStatus::Invalid);
+    cluster.assert_members_equal();
+}
+
+#[test]
 fn unacked_writes_are_resent_over_a_new_connection() {
     let mut cluster = active();
     cluster.submit(0, write(1, 1, object(0), 0, BLOCK), Some(&[1; 4096]));
