@@ -478,6 +478,7 @@ impl<D: BlockDevice> Store<D> {
             self.alloc.release(run);
         }
         self.log.start = running.position + 1;
+        self.checkpointed(running.position);
         self.log.ranges = running.ranges;
         assert!(self.log.ranges.len() <= RANGES_MAX);
         let named = running.segments.last().map_or(0, |segment| segment.ordinal);

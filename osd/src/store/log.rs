@@ -101,6 +101,9 @@ pub(super) struct Log {
     pub logged_data: u64,
     freed: VecDeque<Freed>,
     pub freed_count: u64,
+    /// An op was refused that the superseded blocks may have room for: a record shall carry the mark, however few
+    /// they are.
+    pub mark_wanted: bool,
 }
 
 /// What a mount found, to go on from.
@@ -144,6 +147,7 @@ impl Log {
             logged_data: 0,
             freed: VecDeque::new(),
             freed_count: 0,
+            mark_wanted: false,
         }
     }
 
@@ -359,17 +363,29 @@ impl<D: BlockDevice> Store<D> {
         }
     }
 
-    /// A record without entries: it only carries the mark.
+    /// A record without entries: it only carries the mark. A log without room for it gets some from a checkpoint,
+    /// which makes the mark needless.
     pub(super) fn write_mark(&mut self) {
-        if self.log.open.is_none() && self.open_record(0).is_ok() {
-            self.close_record();
+        if self.log.open.is_some() {
+            return;
         }
+        match self.open_record(0) {
+            Ok(()) => self.close_record(),
+            Err(_) => self.checkpoint.wanted |= self.log.mark_wanted,
+        }
+    }
+
+    /// A checkpoint holds every record up to this one: none of them is looked at again, so what they superseded is
+    /// free.
+    pub(super) fn checkpointed(&mut self, position: u64) {
+        self.log.recorded = self.log.recorded.max(position);
     }
 
     /// Hands the open record to the device.
     pub(super) fn close_record(&mut self) {
         let Some(mut open) = self.log.open.take() else { return };
         let log = &mut self.log;
+        log.mark_wanted = false;
         let position = open.flight.position;
         assert_eq!(position, log.next, "positions have no holes");
         log.record.segments.clear();

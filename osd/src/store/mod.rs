@@ -164,7 +164,8 @@ impl<D: BlockDevice> Store<D> {
         busy |= self.start_reads();
         busy |= self.release_freed();
         if self.failed.is_none() {
-            if self.log.wants_mark() && self.log.is_idle() && self.space_is_short() {
+            let lacks_mark = self.log.wants_mark() && self.log.is_idle();
+            if lacks_mark && (self.log.mark_wanted || self.space_is_short()) {
                 self.write_mark();
                 busy = true;
             }

@@ -98,7 +98,11 @@ impl<D: BlockDevice> Store<D> {
 
     /// `Busy` if waiting helps, and then what is waited for is under way.
     pub(super) fn out_of_space(&mut self) -> SubmitError {
-        if self.release_discards() || self.claim_chunk() || !self.log.is_idle() || self.log.freed_count > 0 {
+        if self.release_discards() || self.claim_chunk() || !self.log.is_idle() {
+            return SubmitError::Busy;
+        }
+        if self.log.freed_count > 0 {
+            self.log.mark_wanted = true;
             return SubmitError::Busy;
         }
         if self.checkpoint.is_running() {

@@ -51,6 +51,27 @@ fn a_full_device_deletes_restarts_and_gives_its_space_back() {
 }
 
 #[test]
+fn no_write_waits_for_ever_for_the_last_blocks_that_were_freed() {
+    for removed in 1..12 {
+        let mut harness = Harness::new(12_000, 20 + removed);
+        harness.make_pg(pg(0));
+        let objects = fill(&mut harness, 1);
+        harness.commit();
+        harness.settle();
+        for at in 0..removed {
+            harness.submit_wait(pg(0), What::Remove(object(at * 97 % objects))).unwrap();
+        }
+        harness.commit();
+        harness.settle();
+        // Taken or refused: either is an answer.
+        let stamps = harness.stamps(1);
+        let _ = harness.submit_wait(pg(0), What::Write(object(objects + 1), 0, stamps));
+        harness.commit();
+        harness.store().audit().unwrap();
+    }
+}
+
+#[test]
 fn a_fragmented_device_commits_scattered_data() {
     let mut harness = Harness::new(3000, 4);
     harness.media.borrow_mut().chaos = false;
