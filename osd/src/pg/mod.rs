@@ -68,6 +68,10 @@ pub trait PgStore {
     fn entries_since(&self, pg: PgId, since: ObjectVersion, out: &mut Vec<LogEntry>) -> bool;
     /// Blocks that may still be granted, reserve aside.
     fn credit(&self) -> u64;
+    /// The part of them that the primary of one PG may have in flight to this member.
+    fn grant(&self) -> u64 {
+        self.credit()
+    }
 }
 
 /// Some blocks of one object.

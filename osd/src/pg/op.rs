@@ -12,7 +12,7 @@
 
 use super::blocks::{Merge, Span};
 use super::phase::Phase;
-use super::replication::InFlight;
+use super::replication::{InFlight, Room};
 use super::{Actions, BlockRange, Context, Payload, Pg, PgAction, PgStore, Requester, blocks, ended};
 use crate::store::api::{Change, OpLookup, ReadData};
 use loligo_config::id::{CoreId, Epoch, ObjectVersion};
@@ -273,7 +273,7 @@ impl Pg {
         if request.kind.is_write() && !self.replication.has_room_for(self.ops.merging.len() + 1) {
             return false;
         }
-        if self.ops.conflicts(index, earlier_waiting) {
+        if self.ops.conflicts(index, earlier_waiting) || self.waits_for_room(cx, request) {
             return false;
         }
         let is_plain_write = match request.kind {
@@ -288,6 +288,17 @@ impl Pg {
             _ => false,
         };
         is_plain_write || !self.replication.overlaps(op.range)
+    }
+
+    /// Whether a write has to wait until others are durable: what members grant is used up by what is in flight.
+    fn waits_for_room<S: PgStore>(&self, cx: &Context<'_, S>, request: &OpRequest) -> bool {
+        if !matches!(request.kind, OpKind::Write | OpKind::WriteZeroes) || self.replication.is_empty() {
+            return false;
+        }
+        // Zeroes for whole blocks take none.
+        let stores = |span: &Span| request.kind == OpKind::Write || !span.is_whole_blocks();
+        let Some(blocks) = span_of(request).filter(stores).map(Span::blocks) else { return false };
+        self.replication.room_for(cx.store.credit(), blocks.into()) == Room::Later
     }
 
     pub(super) fn start_waiting_ops<S: PgStore>(&mut self, cx: &mut Context<'_, S>, out: &mut Actions) {

@@ -153,7 +153,7 @@ impl Pg {
             last: status.durable,
             committed: self.replication.committed(),
             incomplete: status.incomplete,
-            space_credit: cx.store.credit(),
+            space_credit: cx.store.grant(),
         }
     }
 

@@ -98,7 +98,7 @@ impl Pg {
             status,
             residence_ns: nanos(cx.now.since(arrived)),
             device_ns: 0,
-            space_credit: cx.store.credit(),
+            space_credit: cx.store.grant(),
         };
         out.push_back(PgAction::Send { to: from, message: Message::RepAck(ack), payload: None });
     }
@@ -176,7 +176,7 @@ impl Pg {
             status: RepStatus::Durable,
             residence_ns: nanos(cx.now.since(arrived)),
             device_ns,
-            space_credit: cx.store.credit(),
+            space_credit: cx.store.grant(),
         };
         out.push_back(PgAction::Send { to, message: Message::RepAck(ack), payload: None });
     }

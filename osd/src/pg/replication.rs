@@ -3,7 +3,7 @@
 use super::op::OpEnd;
 use super::phase::Phase;
 use super::{Actions, BlockRange, Context, Payload, PerMember, Pg, PgAction, PgStore, Requester, ticket};
-use crate::store::api::{Change, SubmitError, Transaction};
+use crate::store::api::{Change, SubmitError, Transaction, WRITE_OVERHEAD};
 use arrayvec::ArrayVec;
 use loligo_config::id::{Epoch, ObjectVersion, OsdId};
 use loligo_config::limits::{PG_WRITES_IN_FLIGHT_MAX, POOL_SIZE_MAX};
@@ -24,8 +24,16 @@ const RESEND_SOON: Duration = Duration::from_millis(5);
 /// How long without an ack until a write is sent again over a connection that lives. Guessed; connections lose
 /// nothing, so this covers what no other rule does.
 const RESEND_LATE: Duration = Duration::from_secs(1);
-/// Blocks that a primary leaves of a member's credit, which other PGs use at the same time.
-const CREDIT_MARGIN: u64 = 256;
+/// Whether there is space for a write on every member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Room {
+    /// There is.
+    Now,
+    /// When writes in flight are durable.
+    Later,
+    /// Not as far as is known.
+    None,
+}
 
 /// All members of an acting set of this size, a bit each.
 pub fn mask_of(members: usize) -> u8 {
@@ -151,10 +159,18 @@ impl Replication {
         Some(write)
     }
 
-    fn has_space_for(&self, own: u64, blocks: u64) -> bool {
-        let needed = blocks + CREDIT_MARGIN;
+    /// Whether a write of so many blocks fits into what this member (`own`) has and the others grant.
+    pub fn room_for(&self, own: u64, blocks: u64) -> Room {
+        let needed = blocks + WRITE_OVERHEAD;
+        let granted = self.credits.iter().skip(1).copied().min().unwrap_or(u64::MAX);
         // Its own store knows of what is in flight already.
-        own >= needed && self.credits.iter().skip(1).all(|credit| *credit >= needed + self.blocks_in_flight)
+        if own < needed || granted < needed {
+            Room::None
+        } else if granted - needed < self.blocks_in_flight {
+            Room::Later
+        } else {
+            Room::Now
+        }
     }
 
     fn by_version(&mut self, version: ObjectVersion) -> Option<&mut InFlight> {
@@ -191,9 +207,15 @@ impl Pg {
         out: &mut Actions,
     ) {
         let data_blocks = data_blocks(&change);
-        if data_blocks > 0 && !self.replication.has_space_for(cx.store.credit(), data_blocks) {
-            self.replication.is_short_of_space = true;
-            return self.finish_refused(cx, index, OpStatus::NoSpace, out);
+        if data_blocks > 0 {
+            match self.replication.room_for(cx.store.credit(), data_blocks) {
+                Room::Now => {}
+                Room::Later => return self.finish_refused(cx, index, OpStatus::Busy, out),
+                Room::None => {
+                    self.replication.is_short_of_space = true;
+                    return self.finish_refused(cx, index, OpStatus::NoSpace, out);
+                }
+            }
         }
         let request = self.ops.ops[index].request;
         let previous = self.replication.last;
@@ -227,7 +249,7 @@ impl Pg {
         let op = self.ops.take(index);
         let submit_ns = nanos(cx.now.since(op.arrived));
         self.replication.last = version;
-        self.replication.blocks_in_flight += data_blocks;
+        self.replication.blocks_in_flight += if data_blocks > 0 { data_blocks + WRITE_OVERHEAD } else { 0 };
         self.replication.in_flight.push_back(InFlight {
             message,
             payload,
@@ -330,7 +352,8 @@ impl Pg {
             let version = write.message.version;
             self.replication.committed = version;
             if let Some(payload) = &write.payload {
-                self.replication.blocks_in_flight -= u64::from(blocks_of(payload.data.len()));
+                self.replication.blocks_in_flight -=
+                    u64::from(blocks_of(payload.data.len())) + WRITE_OVERHEAD;
             }
             self.counters.writes += 1;
             self.counters.bytes_written += u64::from(write.request.len);

@@ -46,4 +46,9 @@ impl<D: BlockDevice> PgStore for Store<D> {
     fn credit(&self) -> u64 {
         self.space().credit
     }
+
+    fn grant(&self) -> u64 {
+        let space = self.space();
+        space.credit.min(space.window)
+    }
 }

@@ -2,6 +2,7 @@
 //! client that checks.
 
 mod disk;
+mod full;
 
 use super::links::ShardLinks;
 use super::{Shard, ShardSettings};

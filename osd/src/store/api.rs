@@ -8,6 +8,9 @@ use loligo_config::id::{Epoch, ObjectId, ObjectVersion, OpId, PgId};
 use loligo_reactor::dma::SharedBuffer;
 use loligo_reactor::env::{DiskError, Ticket};
 
+/// Blocks that a write takes besides its data, as far as space is granted by it: a log record, and what it makes dirty.
+pub const WRITE_OVERHEAD: u64 = 8;
+
 /// One atomic change of one PG: durable as a whole or not at all.
 #[derive(Clone, Debug)]
 pub struct Transaction {

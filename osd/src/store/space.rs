@@ -6,12 +6,13 @@
 
 use super::Store;
 use super::alloc::Run;
-use super::api::SubmitError;
+use super::api::{SubmitError, WRITE_OVERHEAD};
 use super::codec::BLOCK;
 use super::index::FRAGMENT_BLOCKS;
 use super::io::Purpose;
 use super::layout::encode_claim;
 use super::record::{Entry, EntryKind};
+use loligo_config::limits::OP_BLOCKS_MAX;
 use loligo_config::units::{BlockCount, Lba};
 use loligo_reactor::env::{BlockDevice, DiskOp, Instant, WriteList};
 use std::collections::VecDeque;
@@ -26,6 +27,13 @@ const DISCARDS_MAX: usize = 1024;
 /// Time between two discards.
 const DISCARD_INTERVAL: Duration = Duration::from_millis(2);
 
+/// What one PG may have in flight to this member: an op of the largest size at least, and what makes its primary no
+/// slower at most (16 MiB; guessed).
+const WINDOW_MIN: u64 = OP_BLOCKS_MAX as u64 + WRITE_OVERHEAD;
+const WINDOW_MAX: u64 = 4096;
+/// In between, all windows together are this part of the shard.
+const WINDOWS_SHARE: u64 = 32;
+
 /// What a shard has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Space {
@@ -33,8 +41,11 @@ pub struct Space {
     pub blocks: u64,
     /// Blocks free or about to be.
     pub free: u64,
-    /// Blocks that may still be granted to writers: the reserve is excluded.
+    /// Blocks that may still be granted to writers: the reserve and the windows of all PGs are excluded.
     pub credit: u64,
+    /// What is granted to the primary of one PG at most. As much is kept back for every PG: of what other primaries have
+    /// sent since it heard of the credit last, a primary knows nothing.
+    pub window: u64,
     /// Blocks of live data.
     pub data: u64,
 }
@@ -67,10 +78,14 @@ impl<D: BlockDevice> Store<D> {
         let floor = self.checkpoint_cost() + FLOOR + 16;
         let chunked = (self.alloc.free() + unclaimed).saturating_sub(floor);
         let logged = (now + unclaimed).saturating_sub(floor + self.reserve());
+        let blocks = self.superblock.chunks * self.superblock.chunk_blocks / shards;
+        let pgs = (self.state.pgs.len() as u64).max(1);
+        let window = (blocks / (WINDOWS_SHARE * pgs)).clamp(WINDOW_MIN, WINDOW_MAX);
         Space {
-            blocks: self.superblock.chunks * self.superblock.chunk_blocks / shards,
+            blocks,
             free: now + soon + unclaimed,
-            credit: logged.min(chunked),
+            credit: logged.min(chunked).saturating_sub(window * pgs),
+            window,
             data: self.state.index.counts().2,
         }
     }

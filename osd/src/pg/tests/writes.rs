@@ -237,7 +237,7 @@ fn a_queued_op_of_a_session_fenced_meanwhile_is_refused() {
 #[test]
 fn want_of_space_on_any_member_refuses_before_a_version_is_assigned() {
     let mut cluster = active();
-    cluster.nodes[1].store.credit = 10;
+    cluster.nodes[1].store.credit = 8;
     // The first write's ack tells of the credit.
     assert!(is_done(&cluster.run(write(1, 1, object(0), 0, BLOCK), Some(&[1; 4096]))));
     assert_eq!(cluster.run(write(1, 2, object(0), 0, BLOCK), Some(&[2; 4096])).status, OpStatus::NoSpace);
