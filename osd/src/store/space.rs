@@ -33,6 +33,9 @@ const WINDOW_MIN: u64 = OP_BLOCKS_MAX as u64 + WRITE_OVERHEAD;
 const WINDOW_MAX: u64 = 4096;
 /// In between, all windows together are this part of the shard.
 const WINDOWS_SHARE: u64 = 32;
+/// A shard too small for a window per PG keeps back no more than this part: better some room that the primaries may
+/// overdraw than none.
+const WINDOWS_KEPT_PART: u64 = 8;
 
 /// What a shard has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -84,7 +87,7 @@ impl<D: BlockDevice> Store<D> {
         Space {
             blocks,
             free: now + soon + unclaimed,
-            credit: logged.min(chunked).saturating_sub(window * pgs),
+            credit: logged.min(chunked).saturating_sub((window * pgs).min(blocks / WINDOWS_KEPT_PART)),
             window,
             data: self.state.index.counts().2,
         }
