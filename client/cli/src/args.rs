@@ -505,12 +505,12 @@ then, in the same folder
 pub struct DevStartArgs {
     #[command(flatten)]
     pub dir: DevDir,
-    /// How many OSDs
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=64))]
-    pub osds: u32,
-    /// Size of each OSD's file
-    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "1G")]
-    pub size: u64,
+    /// How many OSDs [default: 3]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub osds: Option<u32>,
+    /// Size of each OSD's file [default: 1G]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub size: Option<u64>,
     /// First port: the mon's; OSDs get the following ones [default: any that are free]
     #[arg(long)]
     pub port: Option<u16>,

@@ -10,12 +10,19 @@ use loligo_config::file::{Backend, HostFile, MonSection, OsdSection, PollMode};
 use loligo_config::id::{ClusterId, OsdId};
 use loligo_config::units::ByteLen;
 use serde_json::{Value, json};
+use std::fmt;
+use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Memory that an OSD of a development cluster aims to stay below.
 const MEMORY_TARGET: ByteLen = ByteLen(256 << 20);
+/// OSDs of a new cluster.
+const OSDS: u32 = 3;
+/// Bytes of each one's file.
+const OSD_LEN: u64 = 1 << 30;
 /// How long the cluster may take until all OSDs are up.
 const UP_MAX: Duration = Duration::from_secs(30);
 
@@ -144,6 +151,61 @@ impl Folder {
         words.iter().copied().chain(["--conf", &conf]).map(str::to_owned).collect()
     }
 
+    /// Where this cluster is not what was asked for: the option, what it has, what was asked. What was not asked for
+    /// may be anything.
+    ///
+    /// # Errors
+    /// When a device cannot be looked at.
+    fn differences(&self, asked: &DevStartArgs) -> Outcome<Vec<Difference>> {
+        let mut found = Vec::new();
+        let mut compare = |option, has: String, asked: Option<String>| {
+            let difference =
+                asked.filter(|asked| *asked != has).map(|asked| Difference { option, has, asked });
+            // OSDs differ alike.
+            found.extend(difference.filter(|difference| !found.contains(difference)));
+        };
+        let host = &self.host;
+        compare("--osds", host.osds.len().to_string(), asked.osds.map(|osds| osds.to_string()));
+        let port = host.cluster.mons.first().map(SocketAddr::port).unwrap_or_default();
+        compare("--port", port.to_string(), asked.port.map(|port| port.to_string()));
+        let poll = asked.poll.map(|poll| poll.as_str().to_owned());
+        compare("--poll", host.reactor.poll.as_str().to_owned(), poll);
+        let cached = host.osds.iter().all(|osd| osd.backend == Backend::Model);
+        compare("--volatile-cache", yes(cached), asked.volatile_cache.then(|| yes(true)));
+        for section in &host.osds {
+            let about = match std::fs::metadata(&section.device) {
+                Ok(about) => about,
+                // An interrupted start: it is made as it is asked for now.
+                Err(error) if error.kind() == ErrorKind::NotFound => continue,
+                Err(error) => {
+                    return Err(Failure::new(format!("{}: {error}", section.device.display()), ""));
+                }
+            };
+            compare("--size", exact(about.len()), asked.size.map(exact));
+            // Blocks of 512 bytes, whatever the file system's are.
+            let sparse = about.blocks().saturating_mul(512) < about.len();
+            compare("--sparse", yes(sparse), asked.sparse.then(|| yes(true)));
+        }
+        Ok(found)
+    }
+
+    /// Refuses to start a cluster that is not the one asked for.
+    fn check(&self, path: &Path, asked: &DevStartArgs) -> Outcome {
+        let differences = self.differences(asked)?;
+        if differences.is_empty() {
+            return Ok(());
+        }
+        let differences: Vec<String> = differences.iter().map(Difference::to_string).collect();
+        Err(Failure::usage(
+            format!("the cluster in {} was made differently: {}", path.display(), differences.join(", ")),
+            format!(
+                "leave these options out to start it as it is, name another folder with --dir, or remove it with all its \
+                 data: loligo dev stop --dir {} --remove",
+                path.display()
+            ),
+        ))
+    }
+
     /// Makes the devices that are not there yet.
     ///
     /// # Errors
@@ -203,6 +265,33 @@ impl Folder {
     }
 }
 
+/// An option that a cluster was not made with.
+#[derive(Debug, PartialEq, Eq)]
+struct Difference {
+    option: &'static str,
+    has: String,
+    asked: String,
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} is {}, not {}", self.option, self.has, self.asked)
+    }
+}
+
+fn yes(is: bool) -> String {
+    if is { "on" } else { "off" }.to_owned()
+}
+
+/// Bytes as `--size` takes them, not rounded.
+fn exact(len: u64) -> String {
+    let units = [("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10)];
+    match units.into_iter().find(|(_, factor)| len.is_multiple_of(*factor)) {
+        Some((unit, factor)) => format!("{}{unit}", len / factor),
+        None => len.to_string(),
+    }
+}
+
 fn host_file(path: &Path, shape: &Shape) -> Outcome<HostFile> {
     let ports = ports(shape)?;
     let (mon, osds) = ports.split_first().expect("a port for the mon and one for each OSD");
@@ -243,15 +332,21 @@ fn ports(shape: &Shape) -> Outcome<Vec<SocketAddr>> {
 
 fn start(global: &Global, args: &DevStartArgs) -> Outcome {
     let shape = Shape {
-        osds: args.osds,
-        size: args.size,
+        osds: args.osds.unwrap_or(OSDS),
+        size: args.size.unwrap_or(OSD_LEN),
         port: args.port,
         poll: args.poll.unwrap_or_default(),
         sparse: args.sparse,
         volatile_cache: args.volatile_cache,
     };
     let path = &args.dir.dir;
-    let folder = if Folder::conf(path).exists() { Folder::open(path)? } else { Folder::make(path, &shape)? };
+    let folder = if Folder::conf(path).exists() {
+        let folder = Folder::open(path)?;
+        folder.check(path, args)?;
+        folder
+    } else {
+        Folder::make(path, &shape)?
+    };
     launch(&folder, "mon", &folder.mon_arguments())?;
     let target = Target { mons: folder.mons(), cluster: None };
     let mut cluster = cluster::connect_with(target, global.timeout, Some(UP_MAX), PollMode::Adaptive)
@@ -383,6 +478,8 @@ fn plain_status(value: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::args::{Cli, Command};
+    use clap::Parser;
 
     fn shape(port: Option<u16>) -> Shape {
         Shape { osds: 3, size: 1 << 30, port, poll: PollMode::Park, sparse: true, volatile_cache: true }
@@ -395,6 +492,39 @@ mod tests {
         assert_eq!(again, host);
         assert_eq!(host.osds[2].listen.port(), 7403);
         assert_eq!(host.osds[2].backend, Backend::Model);
+    }
+
+    #[test]
+    fn a_cluster_is_not_started_as_another_than_it_was_made() {
+        let path = std::env::temp_dir().join(format!("loligo-dev-test-{}", std::process::id()));
+        let folder = Folder::make(&path, &shape(Some(7400))).unwrap();
+        for section in &folder.host.osds {
+            std::fs::File::create_new(&section.device).and_then(|file| file.set_len(1 << 30)).unwrap();
+        }
+        let asked = |words: &[&str]| {
+            let words = ["loligo", "dev", "start"].iter().chain(words);
+            let Command::Dev(DevCommand::Start(args)) = Cli::try_parse_from(words).unwrap().command else {
+                panic!("another command")
+            };
+            folder.check(&path, &args).map_err(|failure| failure.to_string())
+        };
+        assert_eq!(asked(&[]), Ok(()));
+        let same = ["--osds", "3", "--size", "1G", "--poll", "park", "--port", "7400"];
+        assert_eq!(asked(&same), Ok(()));
+        assert_eq!(asked(&["--sparse", "--volatile-cache"]), Ok(()));
+        let told =
+            asked(&["--osds", "5", "--poll", "busy", "--size", "1025M", "--port", "7000"]).unwrap_err();
+        for part in [
+            "--osds is 3, not 5",
+            "--poll is park, not busy",
+            "--size is 1G, not 1025M",
+            "--port is 7400, not 7000",
+        ] {
+            assert!(told.contains(part), "{part:?} is missing: {told}");
+        }
+        assert_eq!(told.matches("--size").count(), 1, "once for all OSDs: {told}");
+        assert!(told.contains("dev stop --dir") && told.contains("--remove"), "{told}");
+        remove_folder(&folder).unwrap();
     }
 
     #[test]
