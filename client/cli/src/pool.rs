@@ -2,7 +2,8 @@
 
 use crate::args::{Detail, Global, PoolCommand, PoolCreateArgs};
 use crate::cluster;
-use crate::output::{self, Failure, Outcome, number, string};
+use crate::output::{self, Failure, Outcome, list, number, string};
+use loligo_config::pool::FailureDomain;
 use serde_json::{Map, Value, json};
 
 /// `loligo pool …`
@@ -42,9 +43,30 @@ fn create(global: &Global, args: PoolCreateArgs) -> Outcome {
     add("min_size", args.min_size.map(Value::from));
     add("pg_count", args.pg_count.map(Value::from));
     add("device_class", args.device_class.map(Value::from));
-    let answer = cluster::connect(global)?.command(request)?;
+    let mut cluster = cluster::connect(global)?;
+    let answer = cluster.command(request)?;
     output::show(global.format, &answer, |_| format!("pool '{}' created", args.pool));
+    // The pool is there: that its health cannot be asked for is no failure of this command.
+    let health = cluster.command(json!({ "prefix": "health" })).unwrap_or_default();
+    if let Some(warning) = unplaceable(&health, &args.pool, args.failure_domain) {
+        eprintln!("loligo: warning: {warning}");
+    }
     Ok(())
+}
+
+/// What is to be said of a new pool whose copies find no places.
+fn unplaceable(health: &Value, pool: &str, domain: FailureDomain) -> Option<String> {
+    let begin = format!("pool {pool}: ");
+    let lines = list(&health["checks"]["POOL_UNPLACEABLE"], "detail").iter();
+    let line = lines.map(|line| string(line, "message")).find(|line| line.starts_with(&begin))?;
+    let again = match domain {
+        FailureDomain::Osd => String::new(),
+        FailureDomain::Host | FailureDomain::Rack => format!(
+            "\n        on one host: loligo pool rm {pool} {pool} --yes-i-really-really-mean-it, then create it with \
+             --failure-domain osd"
+        ),
+    };
+    Some(format!("{line}{again}"))
 }
 
 fn ls(global: &Global, detail: Option<Detail>) -> Outcome {
@@ -131,6 +153,21 @@ mod tests {
             pool_line(&pool),
             "pool 2 'rbd' replicated size 3 min_size 2 pg_count 32 failure_domain host"
         );
+    }
+
+    #[test]
+    fn a_pool_without_places_is_warned_of() {
+        let health = json!({ "checks": { "POOL_UNPLACEABLE": { "detail": [
+            { "message": "pool other: it needs 3 racks, there are 1" },
+            { "message": "pool rbd: it needs 3 hosts, there are 1" },
+        ] } } });
+        let told = unplaceable(&health, "rbd", FailureDomain::Host).unwrap();
+        assert!(told.starts_with("pool rbd: it needs 3 hosts, there are 1\n"), "{told}");
+        assert!(told.contains("loligo pool rm rbd rbd") && told.contains("--failure-domain osd"), "{told}");
+        let told = unplaceable(&health, "rbd", FailureDomain::Osd).unwrap();
+        assert_eq!(told, "pool rbd: it needs 3 hosts, there are 1");
+        assert_eq!(unplaceable(&health, "rb", FailureDomain::Host), None);
+        assert_eq!(unplaceable(&Value::Null, "rbd", FailureDomain::Host), None);
     }
 
     #[test]

@@ -63,14 +63,42 @@ fn changes(old: &Value, new: &Value) -> Vec<String> {
 }
 
 fn health_line(status: &Value) -> String {
-    let health = &status["health"];
+    with_summaries(&status["health"], ": ")
+}
+
+/// The status and what makes it so, behind `between`.
+fn with_summaries(health: &Value, between: &str) -> String {
     let mut line = string(health, "status").to_owned();
     let summaries: Vec<&str> =
-        checks(health).map(|(_, check)| string(&check["summary"], "message")).collect();
+        counting(health).map(|(_, check)| string(&check["summary"], "message")).collect();
     if !summaries.is_empty() {
-        line.push_str(&format!(": {}", summaries.join("; ")));
+        line.push_str(&format!("{between}{}", summaries.join("; ")));
+    }
+    if let Some(muted) = muted_names(health) {
+        line.push_str(&format!(" {muted}"));
     }
     line
+}
+
+fn is_muted(check: &Value) -> bool {
+    check["muted"].as_bool().unwrap_or_default()
+}
+
+/// The checks that make the status what it is.
+fn counting(health: &Value) -> impl Iterator<Item = (&String, &Value)> {
+    checks(health).filter(|(_, check)| !is_muted(check))
+}
+
+/// The checks that are known and do not count, as Ceph prints them: `(muted: A B)`.
+fn muted_names(health: &Value) -> Option<String> {
+    let names: Vec<&str> =
+        checks(health).filter(|(_, check)| is_muted(check)).map(|(name, _)| name.as_str()).collect();
+    (!names.is_empty()).then(|| format!("(muted: {})", names.join(" ")))
+}
+
+/// Where more is said, if there is more to say.
+fn hint(health: &Value) -> &'static str {
+    if checks(health).next().is_some() { "what exactly, and what to do: loligo health detail\n" } else { "" }
 }
 
 fn checks(health: &Value) -> impl Iterator<Item = (&String, &Value)> {
@@ -135,8 +163,11 @@ fn plain(status: &Value) -> String {
     let (osdmap, pgmap, health) = (&status["osdmap"], &status["pgmap"], &status["health"]);
     let mut text = format!("  cluster:\n    id:     {}\n", string(status, "fsid"));
     text += &format!("    health: {}\n", string(health, "status"));
-    for (_, check) in checks(health) {
+    for (_, check) in counting(health) {
         text += &format!("            {}\n", string(&check["summary"], "message"));
+    }
+    if let Some(muted) = muted_names(health) {
+        text += &format!("            {muted}\n");
     }
     let mons = number(&status["monmap"], "num_mons").max(1);
     let names: Vec<&str> = list(status, "quorum_names").iter().filter_map(Value::as_str).collect();
@@ -165,6 +196,10 @@ fn plain(status: &Value) -> String {
     if let Some(io) = io_line(pgmap) {
         text += &format!("\n  io:\n    client:   {io}\n");
     }
+    let hint = hint(health);
+    if !hint.is_empty() {
+        text += &format!("\n  {hint}");
+    }
     text
 }
 
@@ -180,10 +215,10 @@ pub fn health(global: &Global, detail: Option<Detail>) -> Outcome {
 }
 
 fn plain_health(health: &Value, detail: bool) -> String {
-    let mut text = health_line(&json!({ "health": health })).replacen(": ", " ", 1);
+    let mut text = with_summaries(health, " ");
     text.push('\n');
     if !detail {
-        return text;
+        return text + hint(health);
     }
     for (name, check) in checks(health) {
         let severity = match string(check, "severity") {
@@ -191,7 +226,8 @@ fn plain_health(health: &Value, detail: bool) -> String {
             "HEALTH_OK" => "INF",
             _ => "WRN",
         };
-        text += &format!("[{severity}] {name}: {}\n", string(&check["summary"], "message"));
+        let muted = if is_muted(check) { "(MUTED) " } else { "" };
+        text += &format!("{muted}[{severity}] {name}: {}\n", string(&check["summary"], "message"));
         for line in list(check, "detail") {
             text += &format!("    {}\n", string(line, "message"));
         }
@@ -242,6 +278,8 @@ mod tests {
 
   io:
     client:   15 KiB/s rd, 19 op/s rd, 0 op/s wr
+
+  what exactly, and what to do: loligo health detail
 ";
         assert_eq!(plain(&sample()), expected);
     }
@@ -250,11 +288,30 @@ mod tests {
     fn health_in_detail_looks_as_cephs() {
         let health = &sample()["health"];
         let first = "HEALTH_WARN 1 pools have too many placement groups\n";
-        assert_eq!(plain_health(health, false), first);
+        let hint = "what exactly, and what to do: loligo health detail\n";
+        assert_eq!(plain_health(health, false), format!("{first}{hint}"));
         let detail = "[WRN] POOL_TOO_MANY_PGS: 1 pools have too many placement groups
     Pool meta has 32 placement groups, should have 32\n";
         assert_eq!(plain_health(health, true), format!("{first}{detail}"));
         assert_eq!(plain_health(&json!({ "status": "HEALTH_OK", "checks": {} }), true), "HEALTH_OK\n");
+    }
+
+    #[test]
+    fn what_is_muted_does_not_contradict_the_status() {
+        let mut status = sample();
+        status["health"] = json!({ "status": "HEALTH_OK", "checks": { "AUTH_NONE": {
+            "severity": "HEALTH_WARN",
+            "summary": { "message": "authentication mode is none", "count": 1 },
+            "detail": [{ "message": "keep it on loopback" }],
+            "muted": true,
+        } } });
+        let health = &status["health"];
+        assert!(plain(&status).contains("    health: HEALTH_OK\n            (muted: AUTH_NONE)\n\n"));
+        assert!(plain_health(health, false).starts_with("HEALTH_OK (muted: AUTH_NONE)\n"));
+        let detail = "HEALTH_OK (muted: AUTH_NONE)
+(MUTED) [WRN] AUTH_NONE: authentication mode is none
+    keep it on loopback\n";
+        assert_eq!(plain_health(health, true), detail);
     }
 
     #[test]
