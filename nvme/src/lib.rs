@@ -6,4 +6,5 @@
 
 pub mod conformance;
 pub mod model;
+pub mod spec;
 pub mod uring;
