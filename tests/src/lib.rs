@@ -1,13 +1,15 @@
 //! Checkers, workloads and the harness of every cross-crate test.
 //!
 //! Reading order: [`process`] (real daemons as children), [`nbd`] (a small NBD client, written apart from the
-//! server), [`stamp`] (blocks that name the write that made them), [`history`] (what a block may hold),
+//! server), [`stamp`] (blocks that name the write that made them), [`check`] (whether what was read is legal),
+//! [`history`] (what a block may hold),
 //! [`workload`] (the checking writer), [`cycles`] (kill, restart, check, again).
 //!
 //! This package runs real processes, so it uses the real clock and sleeps.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "real processes live in real time")]
 
+pub mod check;
 pub mod cycles;
 pub mod history;
 pub mod nbd;

@@ -18,6 +18,15 @@ pub enum Stamp {
     Write(u64),
 }
 
+impl std::fmt::Display for Stamp {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Zero => f.pad("zeroes"),
+            Self::Write(number) => write!(f, "write {number}"),
+        }
+    }
+}
+
 /// Fills `block` as write `number` of block `index` in the run `seed`.
 pub fn fill(block: &mut [u8], index: u64, number: u64, seed: u64) {
     assert_eq!(block.len(), BLOCK, "a stamp fills a block");
