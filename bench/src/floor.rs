@@ -3,7 +3,7 @@
 //! A durable write of 4 KiB by as many writers at once as there are copies on the disk, and a round trip over loopback
 //! TCP, each both ways of waiting: spinning and sleeping.
 
-use crate::load::{Random, histogram};
+use crate::load::histogram;
 use hdrhistogram::Histogram;
 use loligo_config::units::{BLOCK_SIZE, Lba};
 use loligo_nvme::uring::{OpenError, UringDevice, UringOptions};
@@ -11,6 +11,7 @@ use loligo_reactor::dma::{BufferPool, PoolExhausted};
 use loligo_reactor::env::{BlockDevice, Clock, Completions, DiskError, DiskOp, Ticket, WriteList};
 use loligo_reactor::os::OsClock;
 use loligo_reactor::os::ring::Ring;
+use loligo_reactor::random::Random;
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};

@@ -10,6 +10,7 @@ use loligo_config::units::{ByteLen, ByteOffset};
 use loligo_reactor::dma::PoolExhausted;
 use loligo_reactor::env::{Clock, Instant, QueueFull, Ticket, World};
 use loligo_reactor::poller::Turn;
+use loligo_reactor::random::Random;
 use serde::Serialize;
 use std::time::Duration;
 
@@ -156,38 +157,6 @@ impl Latency {
 /// An empty histogram of nanoseconds, with three digits.
 pub fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, LATENCY_NS_MAX, 3).expect("the bounds are valid")
-}
-
-/// Small and fast randomness for positions and data (splitmix64): the same seed gives the same load.
-#[derive(Clone, Copy, Debug)]
-pub struct Random(u64);
-
-impl Random {
-    /// From a seed.
-    pub fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    /// 64 bits.
-    pub fn next_u64(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// A number below `bound`, which is not 0.
-    pub fn below(&mut self, bound: u64) -> u64 {
-        ((u128::from(self.next_u64()) * u128::from(bound)) >> 64) as u64
-    }
-
-    /// Fills bytes.
-    pub fn fill(&mut self, bytes: &mut [u8]) {
-        for chunk in bytes.chunks_mut(8) {
-            chunk.copy_from_slice(&self.next_u64().to_le_bytes()[..chunk.len()]);
-        }
-    }
 }
 
 #[derive(Clone, Copy, Debug)]

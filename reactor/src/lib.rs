@@ -2,7 +2,7 @@
 //!
 //! Reading order: [`env`] (the traits that the real and the simulated world implement), [`poller`]
 //! (what runs on a reactor), [`dma`] (buffers that devices and the network read and write),
-//! [`mailbox`] (messages between cores), [`timer`] (deadlines of a component), [`os`] (the real world: loop, ring, clock, entropy, threads).
+//! [`mailbox`] (messages between cores), [`timer`] (deadlines of a component), [`random`] (randomness that a seed repeats), [`os`] (the real world: loop, ring, clock, entropy, threads).
 #![deny(unsafe_code)]
 
 pub mod dma;
@@ -10,4 +10,5 @@ pub mod env;
 pub mod mailbox;
 pub mod os;
 pub mod poller;
+pub mod random;
 pub mod timer;

@@ -40,7 +40,7 @@ fn io_goes_on_without_the_mon() -> Result<()> {
     let begin = Instant::now();
     let mut writer = Writer::new(5, 4096);
     writer.write_until(&mut connection, begin + Duration::from_secs(3))?;
-    let (acked, open) = (writer.history.acked(), writer.history.open_blocks());
+    let (acked, open) = (writer.history.acked(), writer.history.open());
     ensure!(acked > 100 && open == 0, "{acked} block writes acked, {open} without an answer");
     writer.verify(&mut connection)?;
     cluster.start_mon()?;

@@ -50,7 +50,7 @@ pub struct Summary {
     pub cycles: u32,
     /// Block writes acknowledged and checked.
     pub acked: u64,
-    /// Blocks whose write had no answer at a kill, and were found old or new.
+    /// Writes of blocks that had no answer at a kill: each block was found old or new, and stayed so.
     pub open: u64,
     /// The longest time from a restart until everything could be read.
     pub recovery_max: Duration,
@@ -126,7 +126,7 @@ impl Run {
             writing.join().expect("the writer does not panic")
         })?;
         ensure!(written.acked > 0, "nothing was acknowledged before the kill");
-        let open = self.writer.history.open_blocks();
+        let open = self.writer.history.open();
         if victim != Victim::Everything {
             ensure!(!written.broken, "the NBD connection broke although its server was not killed");
             ensure!(open == 0, "{open} blocks stayed without an answer although the client lives");
@@ -139,6 +139,8 @@ impl Run {
         let begin = Instant::now();
         if victim == Victim::Everything {
             self.server = self.cluster.serve_nbd(&[&self.image])?;
+            // Everybody who had heard of a write without an answer is gone.
+            self.writer.settle();
         }
         for turn in ["first", "second"] {
             let mut connection = Writer::connect(&self.server.socket, &self.image)?;

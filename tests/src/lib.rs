@@ -2,8 +2,7 @@
 //!
 //! Reading order: [`process`] (real daemons as children), [`nbd`] (a small NBD client, written apart from the
 //! server), [`stamp`] (blocks that name the write that made them), [`check`] (whether what was read is legal),
-//! [`history`] (what a block may hold),
-//! [`workload`] (the checking writer), [`cycles`] (kill, restart, check, again).
+//! [`workload`] (the checking client), [`cycles`] (kill, restart, check, again).
 //!
 //! This package runs real processes, so it uses the real clock and sleeps.
 #![forbid(unsafe_code)]
@@ -11,9 +10,8 @@
 
 pub mod check;
 pub mod cycles;
-pub mod history;
 pub mod nbd;
 pub mod process;
-pub mod random;
+pub use loligo_reactor::random;
 pub mod stamp;
 pub mod workload;

@@ -6,11 +6,11 @@
 use super::{IMAGE, POOL, Stage};
 use crate::cluster::Connection;
 use crate::output::{Failure, Outcome};
-use loligo_bench::load::Random;
 use loligo_client::{ImageHandle, ImageIo, IoDone, IoError};
 use loligo_config::units::ByteOffset;
 use loligo_reactor::env::{Entropy, Ticket};
 use loligo_reactor::os::OsEntropy;
+use loligo_reactor::random::Random;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
