@@ -9,6 +9,7 @@ pub mod links;
 mod maps;
 pub mod peers;
 mod seam;
+mod stalled;
 
 use crate::map_client::{BootError, MapAction, MapClient, MapClientSettings};
 use crate::pg::{Actions, Context, Payload, Pg, PgEvent, RETRY_INTERVAL, Requester, ticket};
@@ -28,6 +29,7 @@ use loligo_reactor::dma::BufferPool;
 use loligo_reactor::env::{Clock, ConnectionId, DiskError, Instant, World};
 use loligo_reactor::poller::{Activity, Poller};
 use peers::Peers;
+use stalled::Stalled;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
@@ -69,6 +71,8 @@ struct Slot {
     cores: Vec<(OsdId, CoreId)>,
     /// Who asked last, and over which connection: answers go there.
     asked_by: Option<(OsdId, ConnectionId)>,
+    /// Whether it is in the list of those that wait for room.
+    is_stalled: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -95,6 +99,7 @@ pub struct Shard<W: World> {
     peers: Peers,
     clients: BTreeMap<ConnectionId, ClientState>,
     backlog: Backlog,
+    stalled: Stalled,
     actions: Actions,
     net_events: VecDeque<MessengerEvent>,
     store_events: VecDeque<StoreEvent>,
@@ -130,6 +135,7 @@ impl<W: World> Shard<W> {
             peers: Peers::default(),
             clients: BTreeMap::new(),
             backlog: Backlog::default(),
+            stalled: Stalled::default(),
             actions: Actions::new(),
             net_events: VecDeque::new(),
             store_events: VecDeque::new(),
@@ -171,7 +177,7 @@ impl<W: World> Shard<W> {
         let number = u32::try_from(slot).expect("fewer than 2^24 PGs in the life of a process");
         assert!(number < 1 << 24, "a ticket has 24 bits for the slot");
         let pg = Pg::new(id, self.settings.osd, number, self.store.pg(id));
-        self.slots.push(Some(Slot { pg, cores: Vec::new(), asked_by: None }));
+        self.slots.push(Some(Slot { pg, cores: Vec::new(), asked_by: None, is_stalled: false }));
         self.by_pg.insert(id, slot);
         slot
     }
@@ -230,6 +236,9 @@ impl<W: World> Shard<W> {
         let Some(Some(entry)) = self.slots.get_mut(slot) else { return };
         let mut cx = Context { now, store: &mut self.store, pool: &self.settings.pool, fenced: &self.fenced };
         entry.pg.step(&mut cx, event, &mut self.actions);
+        if entry.pg.wants_room() && !std::mem::replace(&mut entry.is_stalled, true) {
+            self.stalled.push(slot);
+        }
         self.deliver(slot, now);
     }
 
@@ -491,7 +500,8 @@ impl<W: World> Poller for Shard<W> {
         }
         self.net_events = net;
         let mut stored = std::mem::take(&mut self.store_events);
-        busy = busy.or(self.store.poll(now, &mut stored));
+        let has_moved = self.store.poll(now, &mut stored);
+        busy = busy.or(has_moved);
         if !stored.is_empty() {
             let now = self.clock.now();
             while let Some(event) = stored.pop_front() {
@@ -499,6 +509,7 @@ impl<W: World> Poller for Shard<W> {
             }
         }
         self.store_events = stored;
+        self.retry_stalled(now, has_moved);
         self.watch_device(now);
         self.on_timers(now);
         self.flush_links(now).or(busy).or(self.drain_backlog())
@@ -512,6 +523,7 @@ impl<W: World> Poller for Shard<W> {
             self.store.next_deadline(),
             self.map_client.as_ref().filter(|_| self.links.is_complete()).map(MapClient::next_deadline),
             self.links.is_blocked().then_some(self.next_flush),
+            self.stalled.next_deadline(),
             self.peers.next_deadline(),
             (!self.links.is_single()).then_some(self.next_part_report),
         ]

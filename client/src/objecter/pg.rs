@@ -8,8 +8,24 @@ use loligo_reactor::env::Instant;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-const BACKOFF_FIRST: Duration = Duration::from_millis(2);
-const BACKOFF_MAX: Duration = Duration::from_millis(100);
+/// How long to wait before an op is sent again, by what the primary said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum HoldReason {
+    /// Too many ops wait there already: some end within a device write.
+    Busy,
+    /// It does not serve the PG, or not yet. A new map ends the wait; that the members have agreed, nothing tells.
+    NotServing,
+}
+
+impl HoldReason {
+    /// First pause and longest one. Guessed: a device write and some of them; a round trip of peering and a restart.
+    fn pauses(self) -> (Duration, Duration) {
+        match self {
+            Self::Busy => (Duration::from_micros(40), Duration::from_millis(5)),
+            Self::NotServing => (Duration::from_millis(1), Duration::from_millis(50)),
+        }
+    }
+}
 
 /// The primary asked to come again later: at most one op goes there, as a probe, until one succeeds. Else
 /// every op with its data would go over the network every few milliseconds for nothing.
@@ -58,13 +74,14 @@ impl PgQueue {
     }
 
     /// The op may not be sent before some time has passed or a new map has come.
-    pub(super) fn hold(&mut self, now: Instant) {
+    pub(super) fn hold(&mut self, now: Instant, reason: HoldReason) {
         if self.pause.is_some_and(|pause| pause.until > now) {
             // Another op that was out at the same time was refused before.
             return;
         }
         let attempts = self.pause.map_or(0, |pause| pause.attempts);
-        let until = now.after(backoff(BACKOFF_FIRST, attempts, BACKOFF_MAX));
+        let (first, max) = reason.pauses();
+        let until = now.after(backoff(first, attempts, max));
         self.pause = Some(Pause { until, attempts: attempts.saturating_add(1), probe: None });
     }
 

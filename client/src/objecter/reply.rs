@@ -4,6 +4,7 @@
 use super::link::LinkState;
 use super::mon::MonLink;
 use super::op::Op;
+use super::pg::HoldReason;
 use super::watch::{Notice, REFUSED_PAUSE, WatchState};
 use super::wire::{LinkDown, Wire};
 use super::{ObjectOp, Objecter, OpOutcome, Origin, Session};
@@ -130,15 +131,16 @@ impl<O: Copy> Objecter<O> {
             OpStatus::Busy if matches!(op.origin, Origin::Watch(_)) => {
                 self.finish(slot, Err(IoError::Timeout))
             }
-            OpStatus::StaleEpoch | OpStatus::NotPrimary | OpStatus::NotActive | OpStatus::Busy => {
-                self.again_later(slot);
+            OpStatus::StaleEpoch | OpStatus::NotPrimary | OpStatus::NotActive => {
+                self.again_later(slot, HoldReason::NotServing);
             }
+            OpStatus::Busy => self.again_later(slot, HoldReason::Busy),
             OpStatus::Damaged => {
                 op.damaged += 1;
                 if op.damaged > DAMAGED_MAX {
                     self.finish(slot, Err(IoError::Damaged));
                 } else {
-                    self.again_later(slot);
+                    self.again_later(slot, HoldReason::NotServing);
                 }
             }
             OpStatus::VersionMismatch | OpStatus::StaleSnap => self.finish(slot, Err(IoError::Conflict)),
@@ -168,13 +170,13 @@ impl<O: Copy> Objecter<O> {
 
     /// The op is to be sent again after a while or a new map. A primary whose interval has ended gives ops back that
     /// it may have applied.
-    fn again_later(&mut self, slot: usize) {
+    fn again_later(&mut self, slot: usize, reason: HoldReason) {
         let op = &mut self.ops[slot];
         op.maybe_applied = true;
         let Some(link) = op.link.take() else { return };
         self.links[link].return_credit();
         if let Some(queue) = op.pg.and_then(|pg| self.pgs.get_mut(&pg)) {
-            queue.hold(self.now);
+            queue.hold(self.now, reason);
         }
         self.enqueue(slot);
     }

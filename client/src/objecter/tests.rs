@@ -218,16 +218,36 @@ fn a_pg_that_is_not_active_is_probed_with_one_op() {
     let probe = bench.take_ops();
     assert_eq!(probe.len(), 1);
     assert!(probe[0].1.resent);
-    bench.refuse(&probe[0], OpStatus::Busy);
+    bench.refuse(&probe[0], OpStatus::NotActive);
     bench.wait(1);
     assert_eq!(bench.take_ops().len(), 0, "a longer pause");
-    bench.wait(4);
+    bench.wait(1);
     let probe = bench.take_ops();
     bench.answer(&probe[0].0);
     bench.settle();
     let mut done = bench.done();
     done.sort_by_key(|(owner, _)| *owner);
     assert_eq!(done, [(0, Ok(())), (1, Ok(())), (2, Ok(()))]);
+}
+
+/// A full queue empties within a device write: a client that stays away for long adds that to its latency.
+#[test]
+fn a_busy_pg_is_tried_again_at_once_and_then_more_slowly() {
+    let mut bench = Bench::warm(1, 1);
+    bench.read(1, 1);
+    let mut op = bench.take_ops().remove(0);
+    let mut pauses = Vec::new();
+    for _ in 0..10 {
+        bench.refuse(&op, OpStatus::Busy);
+        assert_eq!(bench.take_ops().len(), 0);
+        let wake = bench.objecter.next_deadline().unwrap();
+        pauses.push(wake.since(bench.now));
+        bench.now = wake;
+        op = bench.take_ops().remove(0);
+    }
+    assert!(pauses[0] < Duration::from_micros(100), "{pauses:?}");
+    assert!(pauses.is_sorted_by(|a, b| *b <= *a * 2), "{pauses:?}");
+    assert!(pauses[9] <= Duration::from_millis(10), "{pauses:?}");
 }
 
 #[test]

@@ -5,7 +5,8 @@
 //! taken has to be known before its version is assigned, or a refusal would leave a hole in the history.
 //!
 //! Reading order: [`phase`] (states and their table), [`peering`] (a new interval), [`tail`] (the newest writes from
-//! one member to another), [`replication`] (writes on the primary), [`read`], [`replica`].
+//! one member to another), [`op`] and [`waiting`] (client ops), [`replication`] (writes on the primary), [`shortage`]
+//! (no space), [`read`], [`replica`].
 
 pub mod blocks;
 pub mod ended;
@@ -15,8 +16,10 @@ pub mod phase;
 pub mod read;
 pub mod replica;
 pub mod replication;
+pub mod shortage;
 pub mod tail;
 pub mod ticket;
+pub mod waiting;
 pub mod watch;
 
 use crate::store::api::{LogEntry, OpLookup, PgStatus, ReadData, ReadError, SubmitError, Transaction};
@@ -29,12 +32,12 @@ use loligo_net::wire::mon::PgState;
 use loligo_net::wire::op::{Notify, OpReply, OpRequest};
 use loligo_reactor::dma::{BufferPool, SharedBuffer};
 use loligo_reactor::env::{ConnectionId, DiskError, Instant, Ticket};
-use op::OpTable;
 use phase::Phase;
 use replica::ReplicaLog;
 use replication::Replication;
 use std::collections::VecDeque;
 use std::time::Duration;
+use waiting::OpTable;
 use watch::Watches;
 
 /// One value per member of an acting set, in its order.
@@ -210,6 +213,8 @@ pub enum PgEvent {
     PeerUp(OsdId),
     /// It is gone; what was sent over it may be lost.
     PeerDown(OsdId),
+    /// The store may have room for what it did not take before: after every move of it while [`Pg::wants_room`].
+    Room,
     /// A client's connection is gone.
     RequesterGone(Requester),
     /// Time has passed; at least every [`RETRY_INTERVAL`] while [`Pg::wants_tick`].
@@ -267,8 +272,10 @@ pub struct Counters {
     pub bytes_read: u64,
     /// Bytes written.
     pub bytes_written: u64,
-    /// Ops refused because too much was in flight.
+    /// Ops refused because too much was waiting already.
     pub busy: u64,
+    /// Times that something had to wait because the store had no room or there was no memory.
+    pub stalled: u64,
     /// Replicated writes sent again.
     pub resent: u64,
 }
@@ -290,6 +297,8 @@ pub struct Pg {
     tails_sent: u64,
     watches: Watches,
     counters: Counters,
+    /// Something waits until the store takes more, or for memory.
+    is_stalled: bool,
 }
 
 impl Pg {
@@ -312,6 +321,7 @@ impl Pg {
             tails_sent: 0,
             watches: Watches::default(),
             counters: Counters::default(),
+            is_stalled: false,
         }
     }
 
@@ -356,6 +366,11 @@ impl Pg {
         self.phase.is_peering() || self.member.is_waiting() || self.replication.wants_tick()
     }
 
+    /// Whether it needs [`PgEvent::Room`].
+    pub fn wants_room(&self) -> bool {
+        self.is_stalled
+    }
+
     fn is_primary(&self) -> bool {
         self.acting().first() == Some(&self.me)
     }
@@ -383,6 +398,7 @@ impl Pg {
             PgEvent::Read { ticket, result, device_ns } => self.on_read(cx, ticket, result, device_ns, out),
             PgEvent::PeerUp(osd) => self.on_peer_up(cx, osd, out),
             PgEvent::PeerDown(osd) => self.on_peer_down(cx, osd, out),
+            PgEvent::Room => self.on_room(cx, out),
             PgEvent::RequesterGone(from) => {
                 self.watches.forget(from);
                 self.ops.forget(from);
@@ -390,6 +406,7 @@ impl Pg {
             PgEvent::Tick => self.on_tick(cx, out),
         }
         self.start_waiting_ops(cx, out);
+        self.ask_for_credit(cx.now, out);
         self.check_invariants(&*cx.store);
     }
 
@@ -477,6 +494,17 @@ impl Pg {
         if self.phase.is_peering() && self.is_primary() {
             self.begin_peering(cx, out);
         }
+    }
+
+    fn on_room<S: PgStore>(&mut self, cx: &mut Context<'_, S>, out: &mut Actions) {
+        if !std::mem::take(&mut self.is_stalled) {
+            return;
+        }
+        self.submit_held(cx, out);
+        self.answer_query_when_drained(cx, out);
+        self.finish_activation(cx, out);
+        self.advance_tail(cx, out);
+        self.ops.wake();
     }
 
     fn on_tick<S: PgStore>(&mut self, cx: &mut Context<'_, S>, out: &mut Actions) {

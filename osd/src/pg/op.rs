@@ -1,10 +1,11 @@
 //! Client ops on the primary: admission, order among ops of one object, and replies.
 //!
 //! ```text
-//!   admitted --(waits for an earlier op on the same blocks, or for room)--> Waiting
+//!   admitted --(waits for an earlier op on the same blocks, or for room)--> Waiting (`waiting`)
 //!   Waiting  --> Reading (Read) --> [Held until what it saw is durable] --> reply
-//!            --> Merging (parts of blocks) --> in flight --> reply
+//!            --> Merging (parts of blocks) --> [Merged: waits for room] --> in flight --> reply
 //!            --> in flight (whole blocks)  --> reply
+//!   Reading, Merging --(no memory)--> Waiting
 //! ```
 //!
 //! Whole-block writes to one block need no waiting: every member applies them in the order of their versions. What
@@ -12,15 +13,14 @@
 
 use super::blocks::{Merge, Span};
 use super::phase::Phase;
-use super::replication::{InFlight, Room};
+use super::replication::InFlight;
 use super::{Actions, BlockRange, Context, Payload, Pg, PgAction, PgStore, Requester, blocks, ended};
 use crate::store::api::{Change, OpLookup, ReadData};
 use loligo_config::id::{CoreId, Epoch, ObjectVersion};
 use loligo_config::limits::{OBJECT_ORDER_MAX, OP_BLOCKS_MAX, OP_DATA_LEN_MAX, PG_WRITES_IN_FLIGHT_MAX};
 use loligo_net::wire::op::{Guard, OpKind, OpReply, OpRequest, OpStatus, Residence};
+use loligo_reactor::dma::SharedBuffer;
 use loligo_reactor::env::Instant;
-use slab::Slab;
-use std::collections::VecDeque;
 
 /// Ops that one PG holds besides its writes in flight. Guessed: twice the writes in flight.
 pub const OPS_HELD_MAX: usize = 2 * PG_WRITES_IN_FLIGHT_MAX;
@@ -67,6 +67,13 @@ pub enum OpState {
     Waiting,
     /// For the old contents of its first and last block.
     Merging(Merge),
+    /// For room, with the contents of its whole blocks.
+    Merged {
+        /// The blocks.
+        data: SharedBuffer,
+        /// Their checksums.
+        checksums: SharedBuffer,
+    },
     /// For its data.
     Reading,
     /// It has read a version that is not yet durable on every member.
@@ -80,71 +87,7 @@ pub enum OpState {
     },
 }
 
-/// All ops of a PG that are not yet writes in flight.
-#[derive(Debug, Default)]
-pub struct OpTable {
-    /// The ops.
-    pub ops: Slab<Op>,
-    waiting: VecDeque<usize>,
-    merging: Vec<usize>,
-    /// Reads in state `Held`.
-    pub held: Vec<usize>,
-    generation: u32,
-    may_go_on: bool,
-}
-
-impl OpTable {
-    /// Whether there is none.
-    pub fn is_empty(&self) -> bool {
-        self.ops.is_empty()
-    }
-
-    /// Nobody waits any more at this connection.
-    pub fn forget(&mut self, from: Requester) {
-        for (_, op) in &mut self.ops {
-            op.from = op.from.filter(|requester| *requester != from);
-        }
-    }
-
-    /// A write is no longer in flight, or a merge is done: waiting ops may start.
-    pub fn wake(&mut self) {
-        self.may_go_on = true;
-    }
-
-    fn insert(&mut self, arrival: Arrival, range: BlockRange) -> usize {
-        self.generation = self.generation.wrapping_add(1) & 0x1f_ffff;
-        let Arrival { request, payload, from, arrived, .. } = arrival;
-        self.ops.insert(Op {
-            request,
-            payload,
-            from: Some(from),
-            arrived,
-            range,
-            generation: self.generation,
-            state: OpState::Waiting,
-        })
-    }
-
-    /// Takes an op out of the table.
-    pub fn take(&mut self, index: usize) -> Op {
-        let op = self.ops.remove(index);
-        if matches!(op.state, OpState::Merging(_)) {
-            self.merging.retain(|merging| *merging != index);
-            self.may_go_on = true;
-        }
-        op
-    }
-
-    fn conflicts(&self, index: usize, earlier_waiting: usize) -> bool {
-        let op = &self.ops[index];
-        let earlier = self.waiting.iter().take(earlier_waiting).chain(&self.merging);
-        earlier.map(|other| &self.ops[*other]).any(|other| {
-            other.range.overlaps(op.range) && (other.request.kind.is_write() || op.request.kind.is_write())
-        })
-    }
-}
-
-fn span_of(request: &OpRequest) -> Option<Span> {
+pub(super) fn span_of(request: &OpRequest) -> Option<Span> {
     let end = request.offset.checked_add(request.len)?;
     (request.len > 0 && end <= OBJECT_LEN_MAX).then_some(Span { offset: request.offset, len: request.len })
 }
@@ -212,10 +155,10 @@ impl Pg {
             return self.refuse(cx, &request, Some(arrival.from), arrival.arrived, OpStatus::Busy, out);
         }
         let index = self.ops.insert(arrival, range);
-        if self.may_start(cx, index, self.ops.waiting.len()) {
+        if self.may_start(cx, index, self.ops.waiting()) {
             self.start_op(cx, index, out);
         } else {
-            self.ops.waiting.push_back(index);
+            self.ops.wait(index);
         }
     }
 
@@ -266,57 +209,7 @@ impl Pg {
         true
     }
 
-    fn may_start<S: PgStore>(&self, cx: &Context<'_, S>, index: usize, earlier_waiting: usize) -> bool {
-        let op = &self.ops.ops[index];
-        let request = &op.request;
-        // Every merge becomes a write in flight.
-        if request.kind.is_write() && !self.replication.has_room_for(self.ops.merging.len() + 1) {
-            return false;
-        }
-        if self.ops.conflicts(index, earlier_waiting) || self.waits_for_room(cx, request) {
-            return false;
-        }
-        let is_plain_write = match request.kind {
-            _ if request.guard != Guard::Any => false,
-            OpKind::Write => span_of(request).is_some_and(Span::is_whole_blocks),
-            // Nothing is logged for an object that does not exist; whether it does must be durable then.
-            OpKind::Discard | OpKind::WriteZeroes | OpKind::Remove => {
-                cx.store.object_version(request.object).is_some()
-                    && (request.kind != OpKind::WriteZeroes
-                        || span_of(request).is_some_and(Span::is_whole_blocks))
-            }
-            _ => false,
-        };
-        is_plain_write || !self.replication.overlaps(op.range)
-    }
-
-    /// Whether a write has to wait until others are durable: what members grant is used up by what is in flight.
-    fn waits_for_room<S: PgStore>(&self, cx: &Context<'_, S>, request: &OpRequest) -> bool {
-        if !matches!(request.kind, OpKind::Write | OpKind::WriteZeroes) || self.replication.is_empty() {
-            return false;
-        }
-        // Zeroes for whole blocks take none.
-        let stores = |span: &Span| request.kind == OpKind::Write || !span.is_whole_blocks();
-        let Some(blocks) = span_of(request).filter(stores).map(Span::blocks) else { return false };
-        self.replication.room_for(cx.store.credit(), blocks.into()) == Room::Later
-    }
-
-    pub(super) fn start_waiting_ops<S: PgStore>(&mut self, cx: &mut Context<'_, S>, out: &mut Actions) {
-        if !std::mem::take(&mut self.ops.may_go_on) {
-            return;
-        }
-        let mut at = 0;
-        while let Some(index) = self.ops.waiting.get(at).copied() {
-            if self.may_start(cx, index, at) {
-                self.ops.waiting.remove(at);
-                self.start_op(cx, index, out);
-            } else {
-                at += 1;
-            }
-        }
-    }
-
-    fn start_op<S: PgStore>(&mut self, cx: &mut Context<'_, S>, index: usize, out: &mut Actions) {
+    pub(super) fn start_op<S: PgStore>(&mut self, cx: &mut Context<'_, S>, index: usize, out: &mut Actions) {
         let request = self.ops.ops[index].request;
         let version = cx.store.object_version(request.object);
         if request.kind.is_write() && !self.is_new(cx, index, out) {
@@ -328,7 +221,7 @@ impl Pg {
             return self.finish_refused(cx, index, OpStatus::VersionMismatch, out);
         }
         match request.kind {
-            OpKind::Read => self.start_read(cx, index, out),
+            OpKind::Read => self.start_read(cx, index),
             OpKind::Extents => self.reply_extents(cx, index, out),
             OpKind::Watch | OpKind::Unwatch => self.finish_without_change(cx, index, out),
             OpKind::Remove if !version.is_some() => self.finish_without_change(cx, index, out),
@@ -386,36 +279,34 @@ impl Pg {
         let Some(span) = span_of(&op.request) else {
             return self.finish_refused(cx, index, OpStatus::Invalid, out);
         };
-        if !span.is_whole_blocks() {
-            return self.start_merge(cx, index, span, out);
-        }
         let block = span.first_block();
+        if let OpState::Merged { data, checksums } = &op.state {
+            let (data, checksums) = (data.clone(), checksums.clone());
+            return self.submit_write(cx, index, Change::Write { object, block, data, checksums }, out);
+        }
+        if !span.is_whole_blocks() {
+            return self.start_merge(cx, index, span);
+        }
         if op.request.kind == OpKind::WriteZeroes {
             let count = span.blocks();
             return self.submit_write(cx, index, Change::Free { object, block, count }, out);
         }
-        let Some(Payload { data, checksums }) = op.payload.take() else {
+        let Some(Payload { data, checksums }) = op.payload.clone() else {
             return self.finish_refused(cx, index, OpStatus::Invalid, out);
         };
         match checksums.map_or_else(|| blocks::checksums_of(cx.pool, &data), Ok) {
             Ok(checksums) => {
                 self.submit_write(cx, index, Change::Write { object, block, data, checksums }, out);
             }
-            Err(_) => self.finish_refused(cx, index, OpStatus::Busy, out),
+            Err(_) => self.stall(index),
         }
     }
 
-    fn start_merge<S: PgStore>(
-        &mut self,
-        cx: &mut Context<'_, S>,
-        index: usize,
-        span: Span,
-        out: &mut Actions,
-    ) {
+    fn start_merge<S: PgStore>(&mut self, cx: &mut Context<'_, S>, index: usize, span: Span) {
         let op = &mut self.ops.ops[index];
         let data = op.payload.as_ref().map(|payload| &payload.data[..]);
         let Ok(mut merge) = Merge::new(cx.pool, span, data) else {
-            return self.finish_refused(cx, index, OpStatus::Busy, out);
+            return self.stall(index);
         };
         let (object, generation) = (op.request.object, op.generation);
         let last = span.first_block() + span.blocks() - 1;
@@ -426,7 +317,8 @@ impl Pg {
             let ticket = self.read_ticket(index, generation, is_tail);
             if cx.store.read(range, self.id, ticket).is_err() {
                 // A read that was begun comes back to nobody.
-                return self.finish_refused(cx, index, OpStatus::Busy, out);
+                self.ops.forget_reads(index);
+                return self.stall(index);
             }
             merge.pending += 1;
         }
@@ -450,18 +342,19 @@ impl Pg {
             return;
         }
         let OpState::Merging(merge) = std::mem::replace(&mut op.state, OpState::Waiting) else { return };
-        self.ops.merging.retain(|merging| *merging != index);
-        self.ops.may_go_on = true;
+        self.ops.end_merge(index);
+        if cx.is_fenced(self.ops.ops[index].request.op.session) {
+            return self.finish_refused(cx, index, OpStatus::Fenced, out);
+        }
         let op = &mut self.ops.ops[index];
-        let (object, block) = (op.request.object, op.request.offset / loligo_config::units::BLOCK_SIZE);
-        let payload = op.payload.take();
-        let given = payload.as_ref().and_then(|payload| payload.checksums.as_deref());
+        let given = op.payload.as_ref().and_then(|payload| payload.checksums.as_deref());
         match merge.finish(cx.pool, given) {
-            Ok((data, checksums)) if !cx.is_fenced(op.request.op.session) => {
-                self.submit_write(cx, index, Change::Write { object, block, data, checksums }, out);
+            Ok((data, checksums)) => {
+                op.state = OpState::Merged { data, checksums };
+                op.payload = None;
+                self.start_write(cx, index, out);
             }
-            Ok(_) => self.finish_refused(cx, index, OpStatus::Fenced, out),
-            Err(_) => self.finish_refused(cx, index, OpStatus::Busy, out),
+            Err(_) => self.stall(index),
         }
     }
 
@@ -544,14 +437,9 @@ impl Pg {
         while let Some(InFlight { request, from, arrived, .. }) = self.replication.abandon_next() {
             self.reply(&request, from, arrived, end(), out);
         }
-        let mut ops = std::mem::take(&mut self.ops.ops);
-        for op in ops.drain() {
-            self.reply(&op.request, op.from, op.arrived, end(), out);
-        }
-        self.ops.ops = ops;
-        self.ops.waiting.clear();
-        self.ops.merging.clear();
-        self.ops.held.clear();
+        let mut ops = std::mem::take(&mut self.ops);
+        ops.drain(|op| self.reply(&op.request, op.from, op.arrived, end(), out));
+        self.ops = ops;
     }
 }
 

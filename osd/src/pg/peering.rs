@@ -187,7 +187,7 @@ impl Pg {
         }
     }
 
-    /// Makes a promise or an activation durable; when the store has no room, the next event tries again.
+    /// Makes a promise or an activation durable; when the store has no room, it is tried again when it may have.
     fn record<S: PgStore>(&mut self, cx: &mut Context<'_, S>, meta: PgMeta) {
         if self.member.pending.is_some() {
             return;
@@ -207,7 +207,7 @@ impl Pg {
                 self.member.pending = Some((number, meta));
                 self.member.next_number += 1;
             }
-            Err(SubmitError::Busy | SubmitError::NoSpace) => {}
+            Err(SubmitError::Busy | SubmitError::NoSpace) => self.is_stalled = true,
             Err(SubmitError::Failed(_)) => self.phase = Phase::Failed,
             Err(error @ (SubmitError::NotNext { .. } | SubmitError::Invalid)) => {
                 panic!("{}: the store refused what this member records: {error}", self.id)
@@ -248,7 +248,7 @@ impl Pg {
     }
 
     /// Goes on with an activation on this member: record it, then say so.
-    fn finish_activation<S: PgStore>(&mut self, cx: &mut Context<'_, S>, out: &mut Actions) {
+    pub(super) fn finish_activation<S: PgStore>(&mut self, cx: &mut Context<'_, S>, out: &mut Actions) {
         if !self.member.activation_due || matches!(self.phase, Phase::Failed) {
             return;
         }
@@ -286,7 +286,7 @@ impl Pg {
         }
         match &self.phase {
             Phase::Querying(_) => self.take_info(cx, index, info, out),
-            Phase::Active => self.replication.set_credit(index, info.space_credit),
+            Phase::Active => self.take_credit(index, info.space_credit),
             _ => {}
         }
     }

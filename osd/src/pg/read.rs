@@ -18,19 +18,14 @@ impl Pg {
         ticket::join(self.slot, ticket::Kind::Read, number)
     }
 
-    pub(super) fn start_read<S: PgStore>(
-        &mut self,
-        cx: &mut Context<'_, S>,
-        index: usize,
-        out: &mut Actions,
-    ) {
+    pub(super) fn start_read<S: PgStore>(&mut self, cx: &mut Context<'_, S>, index: usize) {
         let op = &self.ops.ops[index];
         let span = Span { offset: op.request.offset, len: op.request.len };
         let range = BlockRange { object: op.request.object, block: span.first_block(), count: span.blocks() };
         let ticket = self.read_ticket(index, op.generation, false);
         match cx.store.read(range, self.id, ticket) {
             Ok(()) => self.ops.ops[index].state = OpState::Reading,
-            Err(_) => self.finish_refused(cx, index, OpStatus::Busy, out),
+            Err(_) => self.stall(index),
         }
     }
 
@@ -50,7 +45,7 @@ impl Pg {
         }
         let data = match result {
             Ok(data) => data,
-            Err(ReadError::Busy) => return self.finish_refused(cx, index, OpStatus::Busy, out),
+            Err(ReadError::Busy) => return self.read_again(index),
             Err(ReadError::Corrupt { .. } | ReadError::Device { .. }) => {
                 return self.finish_refused(cx, index, OpStatus::MediaError, out);
             }
@@ -67,8 +62,17 @@ impl Pg {
                     }
                 }
             }
-            OpState::Waiting | OpState::Held { .. } => {}
+            OpState::Waiting | OpState::Merged { .. } | OpState::Held { .. } => {}
         }
+    }
+
+    /// There was no memory for what a read brought: it is done again when there is.
+    fn read_again(&mut self, index: usize) {
+        if matches!(self.ops.ops[index].state, OpState::Merging(_)) {
+            self.ops.end_merge(index);
+        }
+        self.ops.forget_reads(index);
+        self.stall(index);
     }
 
     /// Replies to reads whose version has become durable everywhere.
@@ -104,9 +108,7 @@ impl Pg {
             (None, _) => blocks::zeroes(cx.pool, span.blocks()),
         };
         let trimmed = stored.and_then(|(data, checksums)| blocks::trim(cx.pool, span, &data, &checksums));
-        let Ok((data, checksums)) = trimmed else {
-            return self.finish_refused(cx, index, OpStatus::Busy, out);
-        };
+        let Ok((data, checksums)) = trimmed else { return self.read_again(index) };
         self.counters.reads += 1;
         self.counters.bytes_read += u64::from(span.len);
         let op = self.ops.take(index);
@@ -126,9 +128,7 @@ impl Pg {
         debug_assert!(request.kind == OpKind::Extents, "only called for this kind");
         let span = Span { offset: request.offset, len: request.len };
         let range = BlockRange { object: request.object, block: span.first_block(), count: span.blocks() };
-        let Some(list) = extents_of(cx, range) else {
-            return self.finish_refused(cx, index, OpStatus::Busy, out);
-        };
+        let Some(list) = extents_of(cx, range) else { return self.stall(index) };
         let version = cx.store.object_version(request.object);
         let op = self.ops.take(index);
         let payload = list.map(|data| Payload { data, checksums: None });

@@ -5,7 +5,7 @@ use super::replication::{nanos, previous_is_older};
 use super::{Actions, Context, Payload, Pg, PgAction, PgStore, blocks, ticket};
 use crate::store::api::{Change, SubmitError, Transaction};
 use loligo_config::id::{Epoch, ObjectVersion, OsdId};
-use loligo_config::limits::OP_BLOCKS_MAX;
+use loligo_config::limits::{OP_BLOCKS_MAX, PG_WRITES_IN_FLIGHT_MAX};
 use loligo_config::units::BLOCK_SIZE;
 use loligo_net::wire::Message;
 use loligo_net::wire::op::OpKind;
@@ -20,6 +20,16 @@ pub struct ReplicaLog {
     front: u64,
     pushes: VecDeque<(OsdId, u32)>,
     front_push: u64,
+    /// Writes that the store did not take yet, each the next after the one before. Sent back, they would come again
+    /// after a while; here they go when there is room.
+    held: VecDeque<Held>,
+}
+
+#[derive(Debug)]
+struct Held {
+    write: RepWrite,
+    payload: Option<Payload>,
+    arrived: Instant,
 }
 
 #[derive(Debug)]
@@ -30,9 +40,14 @@ struct Pending {
 }
 
 impl ReplicaLog {
-    /// Whether no replicated write is on its way to the disk.
+    /// Whether no replicated write waits or is on its way to the disk.
     pub fn is_empty(&self) -> bool {
-        self.writes.is_empty()
+        self.writes.is_empty() && self.held.is_empty()
+    }
+
+    /// Forgets what waits for room.
+    pub fn drop_held(&mut self) {
+        self.held.clear();
     }
 
     /// Acknowledges nothing of what is on its way: it belongs to an interval that is over.
@@ -41,6 +56,7 @@ impl ReplicaLog {
         self.writes.clear();
         self.front_push += self.pushes.len() as u64;
         self.pushes.clear();
+        self.drop_held();
     }
 
     fn next_write(&self) -> u64 {
@@ -91,7 +107,18 @@ impl Pg {
             Ok(false) => RepStatus::Durable,
             Err(status) => status,
         };
-        let ack = RepAck {
+        let ack = self.rep_ack(cx, &write, status, arrived);
+        out.push_back(PgAction::Send { to: from, message: Message::RepAck(ack), payload: None });
+    }
+
+    fn rep_ack<S: PgStore>(
+        &self,
+        cx: &Context<'_, S>,
+        write: &RepWrite,
+        status: RepStatus,
+        arrived: Instant,
+    ) -> RepAck {
+        RepAck {
             pg: self.id,
             interval: write.interval,
             version: write.version,
@@ -99,8 +126,7 @@ impl Pg {
             residence_ns: nanos(cx.now.since(arrived)),
             device_ns: 0,
             space_credit: cx.store.grant(),
-        };
-        out.push_back(PgAction::Send { to: from, message: Message::RepAck(ack), payload: None });
+        }
     }
 
     /// True: the ack follows its commit. False: it is durable already.
@@ -127,11 +153,67 @@ impl Pg {
         if write.version <= status.last {
             return Ok(write.version > status.durable);
         }
-        let is_next = write.previous == status.last && previous_is_older(write.previous, write.version);
+        let held = &mut self.replica.held;
+        while held.front().is_some_and(|held| held.write.version <= status.last) {
+            held.pop_front();
+        }
+        let last = held.back().map_or(status.last, |held| held.write.version);
+        if write.version <= last {
+            return Ok(true);
+        }
+        let is_next = write.previous == last && previous_is_older(write.previous, write.version);
         if !is_next || write.version.interval != write.interval {
             return Err(RepStatus::Gap);
         }
-        let change = change_of(cx, write, payload).ok_or(RepStatus::Damaged)?;
+        let held = Held { write: *write, payload, arrived };
+        if self.replica.held.is_empty() {
+            match self.submit_replica(cx, &held) {
+                Err(RepStatus::Busy) => {}
+                result => return result.map(|()| true),
+            }
+        }
+        self.hold(held)
+    }
+
+    /// Keeps a write that follows what this member has until its store takes it.
+    fn hold(&mut self, held: Held) -> Result<bool, RepStatus> {
+        if self.replica.held.len() >= PG_WRITES_IN_FLIGHT_MAX {
+            return Err(RepStatus::Busy);
+        }
+        self.counters.stalled += 1;
+        self.is_stalled = true;
+        self.replica.held.push_back(held);
+        Ok(true)
+    }
+
+    /// Submits writes that waited for room, in order.
+    pub(super) fn submit_held<S: PgStore>(&mut self, cx: &mut Context<'_, S>, out: &mut Actions) {
+        while let Some(held) = self.replica.held.pop_front() {
+            let last = cx.store.status(self.id).unwrap_or_default().last;
+            if held.write.version <= last {
+                continue;
+            }
+            let is_next = held.write.previous == last;
+            match if is_next { self.submit_replica(cx, &held) } else { Err(RepStatus::Gap) } {
+                Ok(()) => {}
+                Err(RepStatus::Busy) => {
+                    self.is_stalled = true;
+                    return self.replica.held.push_front(held);
+                }
+                Err(status) => {
+                    self.replica.drop_held();
+                    let ack = self.rep_ack(cx, &held.write, status, held.arrived);
+                    let to = self.acting().first().copied();
+                    let message = Message::RepAck(ack);
+                    out.extend(to.map(|to| PgAction::Send { to, message, payload: None }));
+                }
+            }
+        }
+    }
+
+    /// `Busy`: there is no room now, or no memory.
+    fn submit_replica<S: PgStore>(&mut self, cx: &mut Context<'_, S>, held: &Held) -> Result<(), RepStatus> {
+        let Held { write, payload, arrived } = held;
         let transaction = Transaction {
             pg: self.id,
             version: write.version,
@@ -139,14 +221,14 @@ impl Pg {
             op: write.op,
             lowest_outstanding: write.lowest_outstanding,
             snap_seq: write.snap_seq,
-            change,
+            change: change_of(cx, write, payload.clone())?,
         };
         let number = self.replica.next_write();
         match cx.store.submit(transaction, ticket::join(self.slot, ticket::Kind::Replica, number)) {
             Ok(()) => {
                 let (interval, version) = (write.interval, write.version);
-                self.replica.writes.push_back(Pending { interval, version, arrived });
-                Ok(true)
+                self.replica.writes.push_back(Pending { interval, version, arrived: *arrived });
+                Ok(())
             }
             Err(SubmitError::Busy | SubmitError::NoSpace) => Err(RepStatus::Busy),
             Err(SubmitError::NotNext { .. }) => Err(RepStatus::Gap),
@@ -182,25 +264,29 @@ impl Pg {
     }
 }
 
-/// What a write changes; `None` when its data does not fit its header.
-fn change_of<S>(cx: &Context<'_, S>, write: &RepWrite, payload: Option<Payload>) -> Option<Change> {
+/// What a write changes. `Damaged` when its data does not fit its header, `Busy` without memory.
+fn change_of<S>(
+    cx: &Context<'_, S>,
+    write: &RepWrite,
+    payload: Option<Payload>,
+) -> Result<Change, RepStatus> {
     let object = write.object;
     match write.kind {
-        OpKind::Remove => Some(Change::Remove { object }),
-        OpKind::Discard => Some(Change::Free { object, block: write.block, count: write.count }),
+        OpKind::Remove => Ok(Change::Remove { object }),
+        OpKind::Discard => Ok(Change::Free { object, block: write.block, count: write.count }),
         OpKind::Write => {
-            let Payload { data, checksums } = payload?;
-            let count =
-                usize::try_from(write.count).ok().filter(|count| (1..=OP_BLOCKS_MAX).contains(count))?;
+            let Payload { data, checksums } = payload.ok_or(RepStatus::Damaged)?;
+            let count = usize::try_from(write.count).ok().filter(|count| (1..=OP_BLOCKS_MAX).contains(count));
+            let count = count.ok_or(RepStatus::Damaged)?;
             if data.len() != count * BLOCK_SIZE as usize {
-                return None;
+                return Err(RepStatus::Damaged);
             }
             let checksums = match checksums {
                 Some(checksums) if checksums.len() == count * 4 => checksums,
-                _ => blocks::checksums_of(cx.pool, &data).ok()?,
+                _ => blocks::checksums_of(cx.pool, &data).map_err(|_| RepStatus::Busy)?,
             };
-            Some(Change::Write { object, block: write.block, data, checksums })
+            Ok(Change::Write { object, block: write.block, data, checksums })
         }
-        _ => None,
+        _ => Err(RepStatus::Damaged),
     }
 }

@@ -2,6 +2,7 @@
 
 use super::op::OpEnd;
 use super::phase::Phase;
+use super::shortage::Shortage;
 use super::{Actions, BlockRange, Context, Payload, PerMember, Pg, PgAction, PgStore, Requester, ticket};
 use crate::store::api::{Change, SubmitError, Transaction, WRITE_OVERHEAD};
 use arrayvec::ArrayVec;
@@ -29,9 +30,9 @@ const RESEND_LATE: Duration = Duration::from_secs(1);
 pub enum Room {
     /// There is.
     Now,
-    /// When writes in flight are durable.
+    /// Perhaps when writes in flight are durable, or when the others have been asked.
     Later,
-    /// Not as far as is known.
+    /// There is none.
     None,
 }
 
@@ -82,8 +83,7 @@ pub struct Replication {
     credits: Credits,
     blocks_in_flight: u64,
     resend_at: ArrayVec<Option<Instant>, { POOL_SIZE_MAX as usize }>,
-    is_short_of_space: bool,
-    asked_for_credit: Instant,
+    shortage: Shortage,
 }
 
 impl Replication {
@@ -95,7 +95,7 @@ impl Replication {
         self.resend_at = credits.iter().map(|_| None).collect();
         self.credits = credits;
         self.blocks_in_flight = 0;
-        self.is_short_of_space = false;
+        self.shortage.forget();
     }
 
     /// Whether nothing is in flight.
@@ -132,7 +132,7 @@ impl Replication {
 
     /// Whether retries may be due.
     pub fn wants_tick(&self) -> bool {
-        !self.in_flight.is_empty() || self.is_short_of_space
+        !self.in_flight.is_empty() || self.shortage.is_waiting()
     }
 
     /// Whether a write in flight shares blocks with `range`.
@@ -155,12 +155,11 @@ impl Replication {
     pub fn abandon_next(&mut self) -> Option<InFlight> {
         let write = self.in_flight.pop_front()?;
         self.front += 1;
-        self.is_short_of_space = false;
         Some(write)
     }
 
-    /// Whether a write of so many blocks fits into what this member (`own`) has and the others grant.
-    pub fn room_for(&self, own: u64, blocks: u64) -> Room {
+    /// Whether a write of so many blocks fits into what this member (`own`) has and the others grant, as far as is known.
+    fn known_room(&self, own: u64, blocks: u64) -> Room {
         let needed = blocks + WRITE_OVERHEAD;
         let granted = self.credits.iter().skip(1).copied().min().unwrap_or(u64::MAX);
         // Its own store knows of what is in flight already.
@@ -208,13 +207,10 @@ impl Pg {
     ) {
         let data_blocks = data_blocks(&change);
         if data_blocks > 0 {
-            match self.replication.room_for(cx.store.credit(), data_blocks) {
+            match self.room_for(cx, data_blocks) {
                 Room::Now => {}
-                Room::Later => return self.finish_refused(cx, index, OpStatus::Busy, out),
-                Room::None => {
-                    self.replication.is_short_of_space = true;
-                    return self.finish_refused(cx, index, OpStatus::NoSpace, out);
-                }
+                Room::Later => return self.ops.put_back(index),
+                Room::None => return self.finish_refused(cx, index, OpStatus::NoSpace, out),
             }
         }
         let request = self.ops.ops[index].request;
@@ -233,7 +229,7 @@ impl Pg {
         let number = self.replication.front + self.replication.in_flight.len() as u64;
         match cx.store.submit(transaction, ticket::join(self.slot, ticket::Kind::Write, number)) {
             Ok(()) => {}
-            Err(SubmitError::Busy) => return self.finish_refused(cx, index, OpStatus::Busy, out),
+            Err(SubmitError::Busy) => return self.stall(index),
             Err(SubmitError::NoSpace) => return self.finish_refused(cx, index, OpStatus::NoSpace, out),
             Err(SubmitError::Invalid) => return self.finish_refused(cx, index, OpStatus::Invalid, out),
             Err(SubmitError::Failed(error)) => return self.on_failed(error, out),
@@ -319,7 +315,7 @@ impl Pg {
         if !matches!(self.phase, Phase::Active) || ack.interval != self.since() || index == 0 {
             return;
         }
-        self.replication.set_credit(index, ack.space_credit);
+        self.take_credit(index, ack.space_credit);
         match ack.status {
             RepStatus::Durable => {
                 let Some(write) = self.replication.by_version(ack.version) else { return };
@@ -399,20 +395,42 @@ impl Pg {
                 self.resend_writes(now, index, out);
             }
         }
-        self.ask_for_credit(now, out);
+        if self.replication.shortage.is_waiting() {
+            self.ask_for_credit(now, out);
+            self.ops.wake();
+        }
     }
 
-    /// After a refusal for want of space, credit is asked for: with nothing in flight no ack would bring it.
-    fn ask_for_credit(&mut self, now: Instant, out: &mut Actions) {
-        let replication = &mut self.replication;
-        if !replication.is_short_of_space || now.since(replication.asked_for_credit) < super::RETRY_INTERVAL {
+    /// Whether there is space for a write of so many blocks; if it is not certain, the others are asked.
+    pub(super) fn room_for<S: PgStore>(&mut self, cx: &Context<'_, S>, blocks: u64) -> Room {
+        let needed = blocks + WRITE_OVERHEAD;
+        let room = self.replication.known_room(cx.store.credit(), blocks);
+        let shortage = &mut self.replication.shortage;
+        match room {
+            Room::None if shortage.refuses(needed, cx.now) => Room::None,
+            Room::None => Room::Later,
+            Room::Now | Room::Later => {
+                shortage.end(needed);
+                room
+            }
+        }
+    }
+
+    /// A member's credit is asked for while a write waits for space: with nothing in flight no ack would bring it.
+    pub(super) fn ask_for_credit(&mut self, now: Instant, out: &mut Actions) {
+        if !self.replication.shortage.asks(now, super::RETRY_INTERVAL) {
             return;
         }
-        replication.asked_for_credit = now;
-        replication.is_short_of_space = false;
         let query = PeerQuery { pg: self.id, interval: self.since() };
         for to in &self.acting()[1..] {
             out.push_back(PgAction::Send { to: *to, message: Message::PeerQuery(query), payload: None });
+        }
+    }
+
+    pub(super) fn take_credit(&mut self, index: usize, credit: u64) {
+        self.replication.set_credit(index, credit);
+        if self.ops.is_room_taken() {
+            self.ops.wake();
         }
     }
 }

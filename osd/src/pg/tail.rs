@@ -198,6 +198,7 @@ impl Pg {
                 let range = BlockRange { object: entry.object, block: entry.block, count: entry.count };
                 let number = (tail.generation << ENTRY_BITS) | tail.next as u64;
                 if cx.store.read(range, id, ticket::join(slot, ticket::Kind::TailRead, number)).is_err() {
+                    self.is_stalled = true;
                     break;
                 }
                 state = SlotState::Reading;
@@ -332,6 +333,8 @@ impl Pg {
         if let Some(round) = self.phase.round_mut() {
             round.progress = cx.now;
         }
+        // The primary agrees anew: what it sent before comes as part of the tail.
+        self.replica.drop_held();
         let status = cx.store.status(self.id).unwrap_or_default();
         if push.version <= status.last {
             // Sent again. If it is still on its way to the disk, its commit brings the ack.

@@ -4,4 +4,5 @@ mod cluster;
 mod peering;
 mod random;
 mod store;
+mod waiting;
 mod writes;

@@ -141,6 +141,15 @@ impl Cluster {
         }
     }
 
+    /// As a shard does when its store moves.
+    pub fn make_room(&mut self, node: usize) -> bool {
+        let wants_room = self.nodes[node].pg.as_ref().is_some_and(Pg::wants_room);
+        if wants_room {
+            self.step(node, PgEvent::Room);
+        }
+        wants_room && !self.nodes[node].pg.as_ref().is_some_and(Pg::wants_room)
+    }
+
     pub fn disconnect(&mut self, a: usize, b: usize) {
         if self.cut.insert(pair(a, b)) {
             self.channels.remove(&(a, b));
@@ -207,6 +216,9 @@ impl Cluster {
                 for other in 0..count {
                     moved |= self.deliver(node, other);
                 }
+            }
+            for node in 0..count {
+                moved |= self.make_room(node);
             }
             if !moved {
                 idle_ticks += 1;

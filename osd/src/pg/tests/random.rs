@@ -162,6 +162,8 @@ struct Run {
     /// Kills and cuts per 10,000 steps: drawn, so that some runs are calm and some wild.
     kill_rate: u64,
     cut_rate: u64,
+    /// How often a store begins or ceases to refuse everything, per 1000 steps.
+    busy_rate: u64,
 }
 
 impl Run {
@@ -170,7 +172,8 @@ impl Run {
         let mut random = Random(seed);
         let kill_rate = [2, 5, 20][random.below(3) as usize];
         let cut_rate = [0, 10, 60][random.below(3) as usize];
-        Self { cluster: Cluster::new(3), clients, random, kill_rate, cut_rate }
+        let busy_rate = [0, 5, 50][random.below(3) as usize];
+        Self { cluster: Cluster::new(3), clients, random, kill_rate, cut_rate, busy_rate }
     }
 
     fn client_action(&mut self) {
@@ -217,6 +220,13 @@ impl Run {
         if self.random.below(10_000) < self.cut_rate {
             self.cluster.disconnect(node, other);
         }
+        if self.busy_rate > 0 && self.random.chance(self.busy_rate) {
+            let is_busy = self.random.chance(300);
+            self.cluster.nodes[node].store.is_busy = is_busy;
+        }
+        if self.random.chance(200) {
+            self.cluster.make_room(node);
+        }
         match self.random.below(100) {
             0..40 => {
                 self.cluster.deliver(node, other);
@@ -254,6 +264,7 @@ impl Run {
 
     /// Everything is healed: every op ends, every member has the same.
     fn finish(&mut self) -> u64 {
+        self.cluster.nodes.iter_mut().for_each(|node| node.store.is_busy = false);
         self.cluster.settle();
         self.take_replies(false);
         for at in 0..self.clients.len() {

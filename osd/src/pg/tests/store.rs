@@ -72,6 +72,8 @@ pub struct FakeStore {
     tickets: VecDeque<Ticket>,
     reads: VecDeque<(Ticket, BlockRange)>,
     pub refuse_next: Option<SubmitError>,
+    /// Refuses everything as busy.
+    pub is_busy: bool,
     pub incomplete: bool,
     pub credit: u64,
     /// The log before this entry was dropped.
@@ -88,6 +90,7 @@ impl FakeStore {
             tickets: VecDeque::new(),
             reads: VecDeque::new(),
             refuse_next: None,
+            is_busy: false,
             incomplete: false,
             credit: 1 << 20,
             log_start: 0,
@@ -168,6 +171,9 @@ impl PgStore for FakeStore {
         if let Some(error) = self.refuse_next.take() {
             return Err(error);
         }
+        if self.is_busy {
+            return Err(SubmitError::Busy);
+        }
         if !matches!(tx.change, Change::Meta(_)) {
             assert!(self.now.exists, "a PG is made by its promise");
             if tx.previous != self.now.last {
@@ -185,6 +191,9 @@ impl PgStore for FakeStore {
     }
 
     fn read(&mut self, range: BlockRange, _pg: PgId, ticket: Ticket) -> Result<(), ReadError> {
+        if self.is_busy {
+            return Err(ReadError::Busy);
+        }
         self.reads.push_back((ticket, range));
         Ok(())
     }

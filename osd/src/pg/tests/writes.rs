@@ -11,7 +11,7 @@ use loligo_net::wire::op::{Guard, OpKind, OpRequest, OpStatus};
 use loligo_net::wire::replica::RepStatus;
 use loligo_reactor::env::DiskError;
 
-fn active() -> Cluster {
+pub fn active() -> Cluster {
     let mut cluster = Cluster::new(3);
     cluster.settle();
     assert_eq!(cluster.phase(0), Some(PhaseKind::Active));
@@ -19,7 +19,7 @@ fn active() -> Cluster {
     cluster
 }
 
-const BLOCK: u32 = 4096;
+pub const BLOCK: u32 = 4096;
 
 #[test]
 fn a_write_is_acked_when_every_copy_is_durable() {
