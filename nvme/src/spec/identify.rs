@@ -124,6 +124,8 @@ pub struct IdentifyNamespace {
     pub atomic_power_fail_blocks: Option<u32>,
     /// NABSPF, 1-based: writes that cross a multiple of it are not atomic; `None` where there is no boundary.
     pub atomic_boundary_blocks: Option<u32>,
+    /// NABO: the first logical block from which boundaries are counted.
+    pub atomic_boundary_offset: u32,
     /// NSATTR bit 0: write protected now.
     pub write_protected: bool,
     /// NGUID, zeroes if there is none.
@@ -152,6 +154,7 @@ impl IdentifyNamespace {
             protection: u8_at(data, 29) & 7,
             atomic_power_fail_blocks: own_atomicity.then(|| u32::from(u16_at(data, 36)) + 1),
             atomic_boundary_blocks: (boundary != 0).then(|| u32::from(boundary) + 1),
+            atomic_boundary_offset: u16_at(data, 42).into(),
             write_protected: u8_at(data, 99) & 1 == 1,
             nguid: bytes(data, 104),
             eui64: bytes(data, 120),

@@ -316,9 +316,17 @@ impl<B: Backing> Model<B> {
     /// If operations are in flight.
     pub fn into_backing(mut self) -> io::Result<B> {
         assert!(self.flights.is_empty(), "operations are in flight");
-        self.cache.flush(self.completed, &mut self.backing)?;
-        self.backing.sync()?;
+        self.sync_all()?;
         Ok(self.backing)
+    }
+
+    /// Makes every completed write durable, as a device does that is shut down in order.
+    ///
+    /// # Errors
+    /// When the backing fails.
+    pub fn sync_all(&mut self) -> io::Result<()> {
+        self.cache.flush(self.completed, &mut self.backing)?;
+        self.backing.sync()
     }
 
     fn plan(&mut self, op: &DiskOp, blocks: Option<(Lba, BlockCount)>) -> Plan {
