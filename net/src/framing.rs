@@ -16,6 +16,7 @@ use crate::wire::{DecodeError, Plan, checksum};
 use loligo_config::limits;
 use loligo_reactor::dma::{Buffer, BufferPool, SharedBuffer};
 use loligo_reactor::env::{CloseReason, Frame};
+use loligo_reactor::planted::{self, Bug};
 use std::collections::VecDeque;
 
 const COMMON_LEN: usize = 64;
@@ -241,7 +242,9 @@ impl FrameReader {
             if end > lent.filled {
                 break;
             }
-            if plan.checksum(&lent.head, lent.verified) != Some(checksum::crc32c(&buffer[start..end])) {
+            let is_right =
+                plan.checksum(&lent.head, lent.verified) == Some(checksum::crc32c(&buffer[start..end]));
+            if !is_right && !planted::active(Bug::FrameDataUnchecked) {
                 return Err(DecodeError::DataChecksum);
             }
             lent.verified += 1;

@@ -27,6 +27,7 @@ use loligo_net::wire::op::OpKind;
 use loligo_net::wire::{Body, Message, Received};
 use loligo_reactor::dma::BufferPool;
 use loligo_reactor::env::{Clock, ConnectionId, DiskError, Instant, World};
+use loligo_reactor::planted::{self, Bug};
 use loligo_reactor::poller::{Activity, Poller};
 use peers::Peers;
 use stalled::Stalled;
@@ -354,6 +355,7 @@ impl<W: World> Shard<W> {
         if let Some(Some(entry)) = self.slots.get_mut(slot) {
             match self.peers.key(connection) {
                 Some((_, core)) => entry.learn_core(from, core),
+                None if planted::active(Bug::PeerAnsweredOnOldConnection) && entry.asked_by.is_some() => {}
                 None => entry.asked_by = Some((from, connection)),
             }
         }

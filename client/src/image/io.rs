@@ -13,6 +13,7 @@ use loligo_config::units::{BLOCK_SIZE, ByteLen, ByteOffset};
 use loligo_net::wire::op::OpKind;
 use loligo_reactor::dma::{Buffer, BufferPool, PoolExhausted, SharedBuffer};
 use loligo_reactor::env::{Instant, Ticket};
+use loligo_reactor::planted::{self, Bug};
 
 /// Object operations of one request that are out at once: enough for the longest read and write, and a bound for a
 /// discard of a whole image.
@@ -138,7 +139,7 @@ impl Request {
         let mut op = ObjectOp::new(object, self.kind(), offset, op_len);
         op.snap_seq = header.snap_seq;
         if let ImageIo::Write { data, .. } = &self.io {
-            let from = (at - self.start) as usize;
+            let from = if planted::active(Bug::PieceShifted) { 0 } else { (at - self.start) as usize };
             op.data = Some(data.slice(from..from + len as usize));
         }
         self.cursor += len;

@@ -41,6 +41,7 @@ use loligo_net::wire::handshake::Role;
 use loligo_net::wire::op::{OpKind, OpRequest};
 use loligo_reactor::dma::BufferPool;
 use loligo_reactor::env::{ConnectionId, Instant, Ticket};
+use loligo_reactor::planted::{self, Bug};
 use mon::MonLink;
 use op::{Op, Origin};
 use order::Order;
@@ -393,7 +394,7 @@ impl<O: Copy> Objecter<O> {
         if op.number != 0 {
             self.numbers.remove(&op.number);
         }
-        if let Some(link) = op.link {
+        if let Some(link) = op.link.filter(|_| !planted::active(Bug::CreditLeak)) {
             self.links[link].return_credit();
         }
         if let Some(deadline) = op.deadline {
@@ -555,9 +556,17 @@ impl<O: Copy> Objecter<O> {
         let op = &mut self.ops[slot];
         let Some(link) = op.link.take() else { return };
         op.maybe_applied = true;
+        let number = op.number;
+        if planted::active(Bug::ResendWithNewId) {
+            op.number = 0;
+            self.numbers.remove(&number);
+        }
         self.links[link].return_credit();
         if let Some(queue) = op.pg.and_then(|pg| self.pgs.get_mut(&pg)) {
             queue.returned(slot);
+            if planted::active(Bug::ResendWithNewId) {
+                queue.forget(number);
+            }
         }
         self.enqueue(slot);
     }

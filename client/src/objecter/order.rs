@@ -7,6 +7,7 @@
 
 use super::op::Op;
 use loligo_config::id::ObjectId;
+use loligo_reactor::planted::{self, Bug};
 use slab::Slab;
 use std::collections::BTreeMap;
 
@@ -25,7 +26,7 @@ impl Order {
     /// Enters a write; returns how many earlier ones it must wait for.
     pub(super) fn enter<O>(&mut self, slot: usize, ops: &Slab<Op<O>>) -> u32 {
         let request = &ops[slot].request;
-        if !request.kind.is_write() {
+        if !request.kind.is_write() || planted::active(Bug::WriteOvertakesWrite) {
             return 0;
         }
         let spare = &mut self.spare;

@@ -12,6 +12,7 @@ use loligo_net::wire::handshake::Role;
 use loligo_net::wire::{Body, Message, Received, mon as wire};
 use loligo_reactor::dma::{BufferPool, SharedBuffer};
 use loligo_reactor::env::{Clock, ConnectionId, Instant, World};
+use loligo_reactor::planted::{self, Bug};
 use loligo_reactor::poller::{Activity, Poller};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -93,6 +94,7 @@ impl<W: World, S: MapStore> Mon<W, S> {
         let commit = core.draft(clock.now()).expect("the reservation is to be made durable");
         store.commit(&commit.map, &commit.extra)?;
         core.committed(&mut Vec::new());
+        let sessions = if planted::active(Bug::SessionsReused) { 1..sessions.end } else { sessions };
         messenger.set_sessions(sessions);
         let mut mon = Self {
             core,
@@ -206,7 +208,11 @@ impl<W: World, S: MapStore> Mon<W, S> {
     fn commit(&mut self, now: Instant) -> Activity {
         let sessions = self.more_sessions();
         let Some(commit) = self.core.draft(now) else { return Activity::Idle };
-        if let Err(error) = self.store.commit(&commit.map, &commit.extra) {
+        let stored = match planted::active(Bug::MapNotDurable) {
+            true => Ok(()),
+            false => self.store.commit(&commit.map, &commit.extra),
+        };
+        if let Err(error) = stored {
             tracing::error!(epoch = commit.map.epoch.0, %error, "the map cannot be made durable: this mon stops");
             self.failed = true;
             return Activity::Busy;

@@ -21,6 +21,7 @@ use loligo_config::limits::{OBJECT_ORDER_MAX, OP_BLOCKS_MAX, OP_DATA_LEN_MAX, PG
 use loligo_net::wire::op::{Guard, OpKind, OpReply, OpRequest, OpStatus, Residence};
 use loligo_reactor::dma::SharedBuffer;
 use loligo_reactor::env::Instant;
+use loligo_reactor::planted::{self, Bug};
 
 /// Ops that one PG holds besides its writes in flight. Guessed: twice the writes in flight.
 pub const OPS_HELD_MAX: usize = 2 * PG_WRITES_IN_FLIGHT_MAX;
@@ -185,6 +186,7 @@ impl Pg {
         let held = self.ops.ops.iter_mut().map(|(_, held)| (held.request.op, &mut held.from));
         let in_flight = self.replication.in_flight_mut().map(|write| (write.message.op, &mut write.from));
         match held.chain(in_flight).find(|(id, _)| *id == op) {
+            Some(_) if planted::active(Bug::ReplyToOldConnection) => true,
             Some((_, from)) => {
                 if let Some(to) = from.replace(arrival.from) {
                     out.push_back(PgAction::Superseded { to });
@@ -200,6 +202,7 @@ impl Pg {
         let request = &arrival.request;
         let (status, version) = match self.ended.lookup(request.op, request.lowest_outstanding) {
             ended::Lookup::New => return false,
+            _ if planted::active(Bug::LateCopyApplied) => return false,
             ended::Lookup::Answered(status, version) => (status, version),
             ended::Lookup::Over => (OpStatus::Invalid, ObjectVersion::NONE),
         };
@@ -246,6 +249,7 @@ impl Pg {
         }
         match cx.store.op_lookup(self.id, op) {
             OpLookup::New => true,
+            OpLookup::Forgotten if planted::active(Bug::LateCopyApplied) => true,
             OpLookup::Applied(version) => {
                 // What is applied and no longer in flight is durable on every member.
                 let copies = self.copies();
@@ -270,6 +274,7 @@ impl Pg {
         if count == 0 {
             return self.finish_without_change(cx, index, out);
         }
+        let count = count + u32::from(planted::active(Bug::DiscardTakesNeighbour));
         self.submit_write(cx, index, Change::Free { object: request.object, block, count }, out);
     }
 
@@ -289,6 +294,7 @@ impl Pg {
         }
         if op.request.kind == OpKind::WriteZeroes {
             let count = span.blocks();
+            let count = count - u32::from(count > 1 && planted::active(Bug::WriteZeroesShort));
             return self.submit_write(cx, index, Change::Free { object, block, count }, out);
         }
         let Some(Payload { data, checksums }) = op.payload.clone() else {

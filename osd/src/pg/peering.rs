@@ -11,6 +11,7 @@ use loligo_config::id::{Epoch, ObjectVersion, OpId, OsdId};
 use loligo_net::wire::Message;
 use loligo_net::wire::peering::{PeerActivate, PeerFetch, PeerInfo, PeerQuery};
 use loligo_reactor::env::Instant;
+use loligo_reactor::planted::{self, Bug};
 
 /// Intervals of [`RETRY_INTERVAL`] without progress after which a round begins anew. Guessed.
 const ROUNDS_WITHOUT_PROGRESS: u32 = 5;
@@ -173,7 +174,7 @@ impl Pg {
             return;
         }
         let status = cx.store.status(self.id).unwrap_or_default();
-        if status.last != status.durable {
+        if status.last != status.durable && !planted::active(Bug::AnswerBeforeDrained) {
             return;
         }
         self.member.answer_due = false;
@@ -190,6 +191,10 @@ impl Pg {
     /// Makes a promise or an activation durable; when the store has no room, it is tried again when it may have.
     fn record<S: PgStore>(&mut self, cx: &mut Context<'_, S>, meta: PgMeta) {
         if self.member.pending.is_some() {
+            return;
+        }
+        if planted::active(Bug::PromiseNotStored) && meta.activated != meta.promised {
+            self.member.durable = meta;
             return;
         }
         let transaction = Transaction {
@@ -240,7 +245,8 @@ impl Pg {
         }
         let status = cx.store.status(self.id).unwrap_or_default();
         // Not what was agreed on: the primary sees no progress and asks everybody again.
-        if status.durable != activate.last || status.last != activate.last || status.incomplete {
+        let is_agreed = status.durable == activate.last && status.last == activate.last;
+        if (!is_agreed && !planted::active(Bug::TailSkipped)) || status.incomplete {
             return;
         }
         self.member.activation_due = true;
@@ -318,6 +324,9 @@ impl Pg {
         let infos = || round.infos.iter().flatten();
         let Some(chosen) = infos().map(|info| (info.activated, info.last)).max() else { return };
         let newest = infos().map(|info| info.last).max();
+        let shortest = infos().map(|info| (info.activated, info.last)).min().unwrap_or(chosen);
+        let is_short = planted::active(Bug::ShortestChosen);
+        let (chosen, newest) = if is_short { (shortest, Some(shortest.1)) } else { (chosen, newest) };
         if infos().any(|info| info.incomplete) || newest != Some(chosen.1) {
             return self.set_phase(Phase::Incomplete);
         }
@@ -350,7 +359,8 @@ impl Pg {
 
     /// Begins to push to the next member that is behind; when none is, activates.
     fn push_next<S: PgStore>(&mut self, cx: &mut Context<'_, S>, push: Push, out: &mut Actions) {
-        let behind = |info: &Option<PeerInfo>| info.is_some_and(|info| info.last != push.last);
+        let is_skipped = planted::active(Bug::TailSkipped);
+        let behind = |info: &Option<PeerInfo>| !is_skipped && info.is_some_and(|info| info.last != push.last);
         let Some(index) = push.round.infos.iter().position(behind) else {
             return self.begin_activation(cx, push, out);
         };

@@ -11,6 +11,7 @@ use loligo_net::wire::Message;
 use loligo_net::wire::op::OpKind;
 use loligo_net::wire::replica::{RepAck, RepStatus, RepWrite};
 use loligo_reactor::env::Instant;
+use loligo_reactor::planted::{self, Bug};
 use std::collections::VecDeque;
 
 /// What this member has submitted for others and not yet acknowledged.
@@ -103,8 +104,8 @@ impl Pg {
         out: &mut Actions,
     ) {
         let status = match self.take_rep_write(cx, from, &write, payload, arrived) {
-            Ok(true) => return,
-            Ok(false) => RepStatus::Durable,
+            Ok(true) if !planted::active(Bug::ReplicaAcksEarly) => return,
+            Ok(_) => RepStatus::Durable,
             Err(status) => status,
         };
         let ack = self.rep_ack(cx, &write, status, arrived);
@@ -138,13 +139,15 @@ impl Pg {
         payload: Option<Payload>,
         arrived: Instant,
     ) -> Result<bool, RepStatus> {
-        if write.interval < self.member.refuses_below() || write.interval < self.since() {
+        let is_old = write.interval < self.member.refuses_below() || write.interval < self.since();
+        if is_old && !planted::active(Bug::IntervalUnchecked) {
             return Err(RepStatus::StaleInterval);
         }
         if matches!(self.phase, Phase::Failed) {
             return Err(RepStatus::Failed);
         }
-        let is_from_primary = self.acting().first() == Some(&from) && write.interval == self.since();
+        let is_current = write.interval == self.since() || planted::active(Bug::IntervalUnchecked);
+        let is_from_primary = self.acting().first() == Some(&from) && is_current;
         if !matches!(self.phase, Phase::Following) || !is_from_primary {
             return Err(RepStatus::NotReady);
         }
@@ -162,10 +165,12 @@ impl Pg {
             return Ok(true);
         }
         let is_next = write.previous == last && previous_is_older(write.previous, write.version);
+        let is_next = is_next || planted::active(Bug::GapUnchecked);
         if !is_next || write.version.interval != write.interval {
             return Err(RepStatus::Gap);
         }
-        let held = Held { write: *write, payload, arrived };
+        let previous = if planted::active(Bug::GapUnchecked) { last } else { write.previous };
+        let held = Held { write: RepWrite { previous, ..*write }, payload, arrived };
         if self.replica.held.is_empty() {
             match self.submit_replica(cx, &held) {
                 Err(RepStatus::Busy) => {}

@@ -14,6 +14,7 @@ use loligo_net::wire::op::{OpKind, OpRequest, OpStatus, Residence};
 use loligo_net::wire::peering::PeerQuery;
 use loligo_net::wire::replica::{RepAck, RepStatus, RepWrite};
 use loligo_reactor::env::Instant;
+use loligo_reactor::planted::{self, Bug};
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -67,6 +68,12 @@ pub struct InFlight {
 }
 
 impl InFlight {
+    fn is_everywhere(&self) -> bool {
+        self.missing == 0
+            || (planted::active(Bug::AckBeforeSecondCopy) && self.missing & 1 == 0)
+            || (planted::active(Bug::AckBeforeOwnCopy) && self.missing == 1)
+    }
+
     fn range(&self) -> BlockRange {
         BlockRange { object: self.message.object, block: self.message.block, count: self.message.count }
     }
@@ -227,7 +234,11 @@ impl Pg {
             change,
         };
         let number = self.replication.front + self.replication.in_flight.len() as u64;
-        match cx.store.submit(transaction, ticket::join(self.slot, ticket::Kind::Write, number)) {
+        let submitted = cx.store.submit(transaction, ticket::join(self.slot, ticket::Kind::Write, number));
+        if submitted.is_err() && planted::active(Bug::VersionWithoutWrite) {
+            self.replication.last = version;
+        }
+        match submitted {
             Ok(()) => {}
             Err(SubmitError::Busy) => return self.stall(index),
             Err(SubmitError::NoSpace) => return self.finish_refused(cx, index, OpStatus::NoSpace, out),
@@ -316,7 +327,11 @@ impl Pg {
             return;
         }
         self.take_credit(index, ack.space_credit);
-        match ack.status {
+        let status = match ack.status {
+            RepStatus::Gap if planted::active(Bug::GapCountsAsCopy) => RepStatus::Durable,
+            status => status,
+        };
+        match status {
             RepStatus::Durable => {
                 let Some(write) = self.replication.by_version(ack.version) else { return };
                 write.missing &= !(1 << index);
@@ -343,7 +358,7 @@ impl Pg {
     fn retire_writes<S: PgStore>(&mut self, cx: &mut Context<'_, S>, out: &mut Actions) {
         let copies = self.copies();
         let mut is_any = false;
-        while self.replication.in_flight.front().is_some_and(|write| write.missing == 0) {
+        while self.replication.in_flight.front().is_some_and(InFlight::is_everywhere) {
             let Some(write) = self.replication.abandon_next() else { break };
             let version = write.message.version;
             self.replication.committed = version;

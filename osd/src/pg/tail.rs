@@ -13,6 +13,7 @@ use loligo_config::limits::OP_BLOCKS_MAX;
 use loligo_config::units::BLOCK_SIZE;
 use loligo_net::wire::Message;
 use loligo_net::wire::peering::{PeerFetch, PeerPush, PeerPushAck, PeerPushDone, PushKind};
+use loligo_reactor::planted::{self, Bug};
 use std::collections::{BTreeMap, VecDeque};
 
 /// Pushes read, sent and not yet acknowledged: at most 16 MiB of data. Guessed; it hides one round trip and one
@@ -66,6 +67,13 @@ fn plan(log: &[LogEntry]) -> Vec<(LogEntry, PushKind)> {
             let ranges = later.entry(entry.object).or_default();
             let kind = match entry.kind {
                 LogKind::Write if ranges.iter().any(|newer| newer.covers(range)) => PushKind::Result,
+                LogKind::Write
+                    if planted::active(Bug::TailWithoutOverlapped)
+                        && ranges.iter().any(|newer| newer.overlaps(range)) =>
+                {
+                    PushKind::Result
+                }
+                LogKind::Free if planted::active(Bug::TailWithoutDiscards) => PushKind::Result,
                 LogKind::Write => PushKind::Data,
                 LogKind::Free | LogKind::Remove => PushKind::Free,
                 LogKind::Result => PushKind::Result,

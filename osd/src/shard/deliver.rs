@@ -12,6 +12,7 @@ use loligo_net::messenger::SendError;
 use loligo_net::wire::op::{OpReply, OpRequest, OpStatus, Residence};
 use loligo_net::wire::{Body, Checksums, Message};
 use loligo_reactor::env::{Clock, ConnectionId, Instant, World};
+use loligo_reactor::planted::{self, Bug};
 use loligo_reactor::poller::Activity;
 use std::collections::{BTreeMap, VecDeque};
 
@@ -187,7 +188,7 @@ impl<W: World> Shard<W> {
         payload: Option<Payload>,
         arrived: Instant,
     ) {
-        if to.core != self.links.index() {
+        if to.core != self.links.index() && !planted::active(Bug::ForwardedReplyMisrouted) {
             let data = payload.as_ref().map(Copied::of);
             self.links.send(to.core, ShardMessage::Reply { to: to.connection, reply, data, arrived });
             return;

@@ -15,6 +15,7 @@ use super::pgs::{Pg, PgSnapshot};
 use loligo_config::id::{Epoch, PgId};
 use loligo_config::units::Lba;
 use loligo_reactor::env::{BlockDevice, DiskOp, WriteList};
+use loligo_reactor::planted::{self, Bug};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Buckets that one table page names.
@@ -418,8 +419,9 @@ impl<D: BlockDevice> Store<D> {
                 if running.outstanding > 0 {
                     return false;
                 }
-                running.phase = if self.volatile { Phase::Flush } else { Phase::Log };
-                if self.volatile {
+                let flushes = self.volatile && !planted::active(Bug::CheckpointWithoutFlush);
+                running.phase = if flushes { Phase::Flush } else { Phase::Log };
+                if flushes {
                     running.outstanding = 1;
                     self.io.send_background(DiskOp::Flush, Purpose::Flush.ticket(0));
                 }
@@ -439,7 +441,7 @@ impl<D: BlockDevice> Store<D> {
             sequence: self.checkpoint.anchor.sequence + 1,
             root: self.checkpoint.root[0],
             checkpoint: running.number,
-            log_start: running.position + 1,
+            log_start: running.position + 1 + u64::from(planted::active(Bug::CheckpointCoversTooMuch)),
             log_offset: running.log_offset,
             segments: running.segments.clone(),
             ranges: running.ranges.clone(),
@@ -451,7 +453,8 @@ impl<D: BlockDevice> Store<D> {
         running.phase = Phase::Anchor;
         running.outstanding = 1;
         let data = WriteList::from_iter([blocks.freeze()]);
-        let op = DiskOp::Write { lba, data, fua: self.volatile };
+        let fua = self.volatile && !planted::active(Bug::AnchorWithoutFua);
+        let op = DiskOp::Write { lba, data, fua };
         self.io.send_background(op, Purpose::Anchor.ticket(0));
         true
     }
@@ -472,7 +475,8 @@ impl<D: BlockDevice> Store<D> {
         for lba in running.drops {
             self.alloc.release(Run { lba, count: 1 });
         }
-        while self.log.blocks.front().is_some_and(|(position, _)| *position <= running.position) {
+        let free_to = running.position + u64::from(planted::active(Bug::CheckpointFreesLiveRecord));
+        while self.log.blocks.front().is_some_and(|(position, _)| *position <= free_to) {
             let (_, run) = self.log.blocks.pop_front().expect("just seen");
             self.log.block_count -= u64::from(run.count);
             self.alloc.release(run);

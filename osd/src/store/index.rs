@@ -8,6 +8,7 @@
 use super::alloc::Run;
 use super::codec::{Put, Take};
 use loligo_config::id::{ObjectId, ObjectVersion, PgId};
+use loligo_reactor::planted::{self, Bug};
 use std::collections::BTreeMap;
 
 /// Blocks of one fragment.
@@ -172,7 +173,7 @@ impl Index {
 
     /// Serialises the bucket if a checkpoint needs it as it is, then marks it changed.
     pub fn touch(&mut self, bucket: usize) {
-        if self.states[bucket] & PENDING != 0 {
+        if self.states[bucket] & PENDING != 0 && !planted::active(Bug::CheckpointNotExact) {
             self.states[bucket] &= !PENDING;
             self.captured.push((bucket as u32, encode_bucket(&self.buckets[bucket])));
         }
@@ -471,6 +472,12 @@ impl Fragment {
         self.checksums.drain(rank + keep_head..rank + span - keep_tail);
         let kept_head = (keep_head > 0).then(|| head.part(head.block(), from));
         let kept_tail = (keep_tail > 0).then(|| tail.part(to, tail.end()));
+        let kept_tail = match kept_tail {
+            Some(tail) if planted::active(Bug::ExtentTailMisplaced) => {
+                Some(Extent::new(tail.version, tail.lba() + 1, tail.block(), tail.count()))
+            }
+            kept => kept,
+        };
         self.extents.splice(first..last, kept_head.into_iter().chain(kept_tail));
     }
 

@@ -17,6 +17,7 @@ use loligo_config::limits::OP_BLOCKS_MAX;
 use loligo_config::units::Lba;
 use loligo_reactor::dma::{Buffer, SharedBuffer};
 use loligo_reactor::env::{BlockDevice, DiskError, DiskOp, Instant, Ticket, WRITE_PIECES_MAX, WriteList};
+use loligo_reactor::planted::{self, Bug};
 use std::collections::VecDeque;
 
 /// Records in flight. More would not be faster: each carries every op of one poll.
@@ -410,7 +411,8 @@ impl<D: BlockDevice> Store<D> {
         let mut data = WriteList::new();
         data.push(open.head.freeze());
         data.extend(open.pieces);
-        let (fua, ticket) = (self.volatile, Purpose::Record.ticket(position));
+        let fua = self.volatile && !planted::active(Bug::RecordWithoutFua);
+        let ticket = Purpose::Record.ticket(position);
         open.flight.parts = 1;
         self.io.send(DiskOp::Write { lba: Lba(open.lba), data, fua }, ticket);
         for (run, piece) in open.scattered {
@@ -422,6 +424,10 @@ impl<D: BlockDevice> Store<D> {
                 self.io.send(DiskOp::Write { lba: Lba(lba), data, fua }, ticket);
             }
         }
+        if planted::active(Bug::CommitBeforeDurable) {
+            let tickets = open.flight.tickets.drain(..);
+            self.events.extend(tickets.map(|ticket| StoreEvent::Committed { ticket, device_ns: 0 }));
+        }
         self.log.in_flight.push_back(open.flight);
     }
 
@@ -431,6 +437,10 @@ impl<D: BlockDevice> Store<D> {
         let flight = log.in_flight.get_mut(at as usize).expect("a completed record was in flight");
         flight.parts -= 1;
         flight.completed = self.now;
+        if planted::active(Bug::CommitOutOfOrder) && flight.parts == 0 {
+            let tickets = flight.tickets.drain(..);
+            self.events.extend(tickets.map(|ticket| StoreEvent::Committed { ticket, device_ns: 0 }));
+        }
         while log.in_flight.front().is_some_and(|flight| flight.parts == 0) {
             let mut flight = log.in_flight.pop_front().expect("just seen");
             log.durable = flight.position;
@@ -456,7 +466,11 @@ impl<D: BlockDevice> Store<D> {
         let oldest_read = self.reads.oldest();
         let mut released = false;
         while let Some(freed) = self.log.freed.front() {
-            if freed.position > self.log.recorded || freed.reads > oldest_read {
+            let is_recorded = freed.position <= self.log.recorded
+                || planted::active(Bug::ReuseBeforeRecord)
+                || (planted::active(Bug::ReuseBeforeMark) && freed.position <= self.log.durable);
+            let is_read = freed.reads > oldest_read && !planted::active(Bug::ReuseUnderRead);
+            if !is_recorded || is_read {
                 break;
             }
             let run = freed.run;

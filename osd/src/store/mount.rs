@@ -26,6 +26,7 @@ use loligo_reactor::dma::{BufferPool, SharedBuffer};
 use loligo_reactor::env::{
     BlockDevice, Completions, DiskError, DiskOp, Instant, QueueFull, Ticket, WriteCache,
 };
+use loligo_reactor::planted::{self, Bug};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
@@ -327,7 +328,8 @@ impl<D: BlockDevice> Mount<D> {
             Phase::Claims => {
                 self.settle()?;
                 self.phase = Phase::Flush;
-                if fetch.device.geometry().write_cache == WriteCache::Volatile {
+                let is_volatile = fetch.device.geometry().write_cache == WriteCache::Volatile;
+                if is_volatile && !planted::active(Bug::MountWithoutFlush) {
                     self.writes.queue.push_back(DiskOp::Flush);
                 }
             }
@@ -384,7 +386,7 @@ impl<D: BlockDevice> Mount<D> {
             let blocks = bytes.chunks_exact(BLOCK).zip(&checksums[from..]);
             blocks.into_iter().all(|(block, checksum)| crc32c(block) == *checksum)
         });
-        if !right {
+        if !right && !planted::active(Bug::TornScatteredAccepted) {
             self.wrong.push(*position);
         }
     }

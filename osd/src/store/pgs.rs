@@ -5,6 +5,7 @@ use super::codec::{Put, Take};
 use super::record::{Entry, EntryKind};
 use loligo_config::id::{Epoch, ObjectVersion, OpId, PgId, SessionId};
 use loligo_config::limits::{PG_SESSIONS_MAX, SESSION_RESULTS_MAX};
+use loligo_reactor::planted::{self, Bug};
 use std::collections::{BTreeMap, VecDeque};
 
 /// Entries of its log that a PG keeps at least, once it has had so many: a member that was away for less catches up
@@ -33,7 +34,7 @@ pub(super) struct OpTable {
 
 impl OpTable {
     pub fn lookup(&self, op: OpId) -> OpLookup {
-        if op.session == SessionId(0) {
+        if op.session == SessionId(0) || planted::active(Bug::OpTableIgnored) {
             return OpLookup::New;
         }
         let Some(session) = self.sessions.get(&op.session) else {
@@ -193,7 +194,9 @@ impl Pg {
         head.u32(status.meta.activated.0);
         head.version(status.last);
         head.u8(u8::from(status.incomplete));
-        self.ops.put(head);
+        let none = OpTable::default();
+        let ops = if planted::active(Bug::OpTableNotStored) { &none } else { &self.ops };
+        ops.put(head);
         let rest: Vec<_> = self.log.iter().skip(self.pages.len() * LOG_PAGE_ENTRIES).collect();
         for page in rest.chunks(LOG_PAGE_ENTRIES) {
             let mut bytes = Vec::with_capacity(page.len() * LOG_ENTRY_LEN);

@@ -12,6 +12,7 @@ use loligo_config::id::{ObjectId, ObjectVersion, PgId};
 use loligo_config::units::Lba;
 use loligo_reactor::dma::{Buffer, BufferPool};
 use loligo_reactor::env::{BlockDevice, Completion, DiskOp, Instant, Ticket};
+use loligo_reactor::planted::{self, Bug};
 use slab::Slab;
 use std::collections::BTreeSet;
 
@@ -196,7 +197,7 @@ impl<D: BlockDevice> Store<D> {
 
     fn start_read(&mut self, id: usize) -> bool {
         let read = &mut self.reads.active[id];
-        if read.after > self.log.durable {
+        if read.after > self.log.durable && !planted::active(Bug::ReadOvertakesWrite) {
             if let Some(error) = self.failed {
                 // The write that it waits for will never end.
                 read.error = Some(read_error(read.block, error));
@@ -234,7 +235,7 @@ impl<D: BlockDevice> Store<D> {
                     .chunks_exact(BLOCK)
                     .zip(sums)
                     .position(|(block, sum)| crc32c(block).to_le_bytes() != sum);
-                if let Some(bad) = bad {
+                if let Some(bad) = bad.filter(|_| !planted::active(Bug::BlockUnchecked)) {
                     let error = ReadError::Corrupt { block: base + (at + bad) as u32 };
                     read.error = Some(match read.error {
                         Some(ReadError::Corrupt { block }) if block <= base + (at + bad) as u32 => {

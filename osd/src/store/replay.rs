@@ -7,6 +7,7 @@ use super::layout::{Anchor, Range, Segment};
 use super::record::{Entry, EntryKind, Record};
 use super::state::{Leftovers, State};
 use loligo_config::id::{ObjectId, ObjectVersion, PgId};
+use loligo_reactor::planted::{self, Bug};
 use std::collections::BTreeMap;
 
 /// A record that was found.
@@ -39,7 +40,10 @@ impl Scan {
     /// Whether a record of this generation may be at this position: else it was cut off by an earlier mount.
     fn accepts(&self, record: &Record) -> bool {
         let range = self.ranges.iter().rev().find(|range| range.start <= record.position);
-        record.position >= self.log_start && range.is_some_and(|range| range.generation == record.generation)
+        record.position >= self.log_start
+            && range.is_some_and(|range| {
+                range.generation == record.generation || planted::active(Bug::OldGenerationAccepted)
+            })
     }
 
     /// Looks for records in the blocks of a segment from `offset` on.
@@ -95,9 +99,10 @@ impl Scan {
 
     /// The first position of the torn tail. `wrong` are the positions whose data was read and found wrong.
     pub fn cut(&self, wrong: &[u64]) -> u64 {
-        let mut position = self.mark() + 1;
-        while self.found.get(&position).is_some_and(|found| found.inline_right && !wrong.contains(&position))
-        {
+        let mut position = if planted::active(Bug::CutBelowMark) { self.log_start } else { self.mark() + 1 };
+        while self.found.get(&position).is_some_and(|found| {
+            (found.inline_right || planted::active(Bug::TornTailAccepted)) && !wrong.contains(&position)
+        }) {
             position += 1;
         }
         position

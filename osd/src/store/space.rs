@@ -15,6 +15,7 @@ use super::record::{Entry, EntryKind};
 use loligo_config::limits::OP_BLOCKS_MAX;
 use loligo_config::units::{BlockCount, Lba};
 use loligo_reactor::env::{BlockDevice, DiskOp, Instant, WriteList};
+use loligo_reactor::planted::{self, Bug};
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -217,6 +218,9 @@ impl<D: BlockDevice> Store<D> {
         }
         let Some(run) = self.discards.waiting.pop_front() else { return };
         self.discards.in_flight = Some(run);
+        if planted::active(Bug::ReuseUnderDiscard) {
+            self.alloc.release(run);
+        }
         self.discards.next = self.now.after(DISCARD_INTERVAL);
         let op = DiskOp::Discard { lba: Lba(run.lba), count: BlockCount(u64::from(run.count)) };
         self.io.send_background(op, Purpose::Discard.ticket(0));
@@ -225,7 +229,9 @@ impl<D: BlockDevice> Store<D> {
     /// A discard has ended; whether it worked does not matter.
     pub(super) fn discard_completed(&mut self) {
         let run = self.discards.in_flight.take().expect("one was in flight");
-        self.alloc.release(run);
+        if !planted::active(Bug::ReuseUnderDiscard) {
+            self.alloc.release(run);
+        }
     }
 
     pub(super) fn discard_deadline(&self) -> Option<Instant> {
