@@ -2,11 +2,22 @@
 //!
 //! A [`MemoryHub`] connects endpoints by address, as a network does. It keeps what TCP keeps (frames of one
 //! connection arrive in order, once, or the connection ends) and breaks what TCP breaks, on demand: it delays, cuts,
-//! stalls and damages. Frames are checked on arrival as they are by a real transport, and before
-//! [`Transport::trust`] one handshake frame is delivered and nothing behind it.
+//! stalls, resets and damages, at once or as each direction's [`LinkProfile`] says. Frames are checked on arrival as they
+//! are by a real transport, and before [`Transport::trust`] one handshake frame is delivered and nothing behind it.
+//!
+//! [`MemoryHub`] is here, the network itself in `hub`, what a direction does to a frame in `link`.
 
+mod hub;
+mod link;
+
+pub use link::{LinkProfile, LinkStats};
+
+use hub::{Endpoint, Half, Hub, Item};
+use link::Links;
+
+#[cfg(test)]
 use crate::wire;
-use loligo_reactor::dma::{BufferPool, SharedBuffer};
+use loligo_reactor::dma::BufferPool;
 use loligo_reactor::env::{
     CloseReason, ConnectionId, Frame, Instant, SendRefused, Transport, TransportEvent,
 };
@@ -34,57 +45,6 @@ pub struct MemoryTransport {
     address: SocketAddr,
 }
 
-#[derive(Debug)]
-struct Hub {
-    now: Instant,
-    delay: Duration,
-    send_queue_max: usize,
-    /// Orders arrivals of the same instant.
-    arrivals: u64,
-    connections: u64,
-    endpoints: BTreeMap<SocketAddr, Endpoint>,
-    /// Each connection has two, one for each side.
-    halves: BTreeMap<ConnectionId, Half>,
-    cuts: BTreeSet<(SocketAddr, SocketAddr)>,
-    /// Directions in which everything waits.
-    stalls: BTreeSet<(SocketAddr, SocketAddr)>,
-    damage: BTreeMap<SocketAddr, usize>,
-    pool: BufferPool,
-}
-
-#[derive(Debug, Default)]
-struct Endpoint {
-    arriving: BTreeMap<(Instant, u64), (ConnectionId, Item)>,
-}
-
-#[derive(Debug)]
-struct Half {
-    owner: SocketAddr,
-    peer_address: SocketAddr,
-    peer: ConnectionId,
-    /// Its owner has not closed it. A closed side stays while what it sent is stalled.
-    open: bool,
-    trusted: bool,
-    /// The one frame before `trust` was delivered.
-    introduced: bool,
-    /// What waits for `trust`, with its place in the endpoint's order.
-    held: Vec<((Instant, u64), Item)>,
-    /// What this side has sent while its direction was stalled.
-    stalled: VecDeque<Item>,
-    /// Frames that this side has sent and the other has not taken.
-    unread: usize,
-    /// When the newest arrival at this side is due: no later one overtakes it.
-    newest_due: Instant,
-}
-
-#[derive(Debug)]
-enum Item {
-    Accepted(SocketAddr),
-    Connected,
-    Frame(Frame),
-    Closed(CloseReason),
-}
-
 impl Default for MemoryHub {
     fn default() -> Self {
         Self::new()
@@ -96,7 +56,6 @@ impl MemoryHub {
     pub fn new() -> Self {
         let hub = Hub {
             now: Instant(0),
-            delay: Duration::ZERO,
             send_queue_max: SEND_QUEUE_MAX,
             arrivals: 0,
             connections: 0,
@@ -104,7 +63,10 @@ impl MemoryHub {
             halves: BTreeMap::new(),
             cuts: BTreeSet::new(),
             stalls: BTreeSet::new(),
+            dark: BTreeSet::new(),
             damage: BTreeMap::new(),
+            links: Links::new(),
+            wakeups: None,
             pool: BufferPool::new(DAMAGE_POOL_LEN),
         };
         Self { inner: Rc::new(RefCell::new(hub)) }
@@ -115,7 +77,9 @@ impl MemoryHub {
     /// # Panics
     /// If the address is in use.
     pub fn endpoint(&self, address: SocketAddr) -> MemoryTransport {
-        let before = self.inner.borrow_mut().endpoints.insert(address, Endpoint::default());
+        let hub = &mut *self.inner.borrow_mut();
+        hub.dark.remove(&address);
+        let before = hub.endpoints.insert(address, Endpoint::default());
         assert!(before.is_none(), "{address} is in use");
         MemoryTransport { hub: self.clone(), address }
     }
@@ -125,9 +89,63 @@ impl MemoryHub {
         self.inner.borrow_mut().now = now;
     }
 
-    /// What is sent from now on arrives this much later.
+    /// What is sent from now on arrives this much later, where no profile says otherwise.
     pub fn set_delay(&self, delay: Duration) {
-        self.inner.borrow_mut().delay = delay;
+        self.inner.borrow_mut().links.default.delay = delay;
+    }
+
+    /// Seeds what the network does by chance.
+    pub fn set_seed(&self, seed: u64) {
+        self.inner.borrow_mut().links.random = link::Prng(seed);
+    }
+
+    /// How every direction behaves that has no profile of its own.
+    pub fn set_default_link(&self, profile: LinkProfile) {
+        self.inner.borrow_mut().links.default = profile;
+    }
+
+    /// How one direction behaves; `None`: as the default.
+    pub fn set_link(&self, from: SocketAddr, to: SocketAddr, profile: Option<LinkProfile>) {
+        self.inner.borrow_mut().links.set(from, to, profile);
+    }
+
+    /// What links have done so far.
+    pub fn link_stats(&self) -> LinkStats {
+        self.inner.borrow().links.stats
+    }
+
+    /// From now on `take_wakeups` tells of every arrival that becomes the first one of its endpoint.
+    pub fn record_wakeups(&self) {
+        self.inner.borrow_mut().wakeups = Some(Vec::new());
+    }
+
+    /// Moves the endpoints whose first arrival became an earlier one, and when it is due, to `into`.
+    pub fn take_wakeups(&self, into: &mut Vec<(SocketAddr, Instant)>) {
+        if let Some(wakeups) = &mut self.inner.borrow_mut().wakeups {
+            into.append(wakeups);
+        }
+    }
+
+    /// When the next arrival at an endpoint is due.
+    pub fn next_arrival_at(&self, address: SocketAddr) -> Option<Instant> {
+        let hub = self.inner.borrow();
+        Some(hub.endpoints.get(&address)?.arriving.first_key_value()?.0.0)
+    }
+
+    /// Resets all connections between the two, at any byte: of the frames on their way some arrive, `late` after now at
+    /// the latest or so, the rest is lost, and each side learns of it at a time of its own. New connections can be made.
+    pub fn reset(&self, a: SocketAddr, b: SocketAddr, late: Duration) {
+        let hub = &mut *self.inner.borrow_mut();
+        for id in hub.between(a, b) {
+            hub.links.stats.reset += 1;
+            hub.sever(id, late);
+        }
+    }
+
+    /// The machine of a process loses its power: its peers hear nothing, and connecting to it brings no answer until it
+    /// listens again. The process's transport is to be dropped after this.
+    pub fn lose_power(&self, address: SocketAddr) {
+        self.inner.borrow_mut().lose_power(address);
     }
 
     /// Frames that one side of a connection may have on their way; `QueueFull` beyond it.
@@ -179,202 +197,17 @@ impl MemoryHub {
     }
 }
 
-impl Hub {
-    fn between(&self, a: SocketAddr, b: SocketAddr) -> Vec<ConnectionId> {
-        let joins = |half: &Half| {
-            (half.owner, half.peer_address) == (a, b) || (half.owner, half.peer_address) == (b, a)
-        };
-        self.halves.iter().filter(|(_, half)| joins(half)).map(|(id, _)| *id).collect()
-    }
-
-    fn next_connection(&mut self) -> ConnectionId {
-        self.connections += 1;
-        ConnectionId(self.connections)
-    }
-
-    fn next_place(&mut self, due: Instant) -> (Instant, u64) {
-        self.arrivals += 1;
-        (due, self.arrivals)
-    }
-
-    /// Something arrives at the side `id` after the delay, behind all that is on its way to it.
-    fn deliver(&mut self, id: ConnectionId, item: Item) {
-        let due = self.now.after(self.delay);
-        self.deliver_at(id, item, due);
-    }
-
-    fn deliver_at(&mut self, id: ConnectionId, item: Item, due: Instant) {
-        let Some(half) = self.halves.get_mut(&id).filter(|half| half.open) else {
-            return;
-        };
-        let due = due.max(half.newest_due);
-        half.newest_due = due;
-        let owner = half.owner;
-        let place = self.next_place(due);
-        if let Some(endpoint) = self.endpoints.get_mut(&owner) {
-            endpoint.arriving.insert(place, (id, item));
-        }
-    }
-
-    /// The side `from` sends something to its peer.
-    fn send(&mut self, from: ConnectionId, item: Item) {
-        let Some(half) = self.halves.get_mut(&from) else {
-            return;
-        };
-        let peer = half.peer;
-        if self.stalls.contains(&(half.owner, half.peer_address)) {
-            half.stalled.push_back(item);
-        } else {
-            self.deliver(peer, item);
-        }
-    }
-
-    fn stall_item(&mut self, from: ConnectionId, item: Item) {
-        if let Some(half) = self.halves.get_mut(&from) {
-            half.stalled.push_back(item);
-        }
-    }
-
-    fn release_stalled(&mut self, from: ConnectionId) {
-        let Some(half) = self.halves.get_mut(&from) else {
-            return;
-        };
-        let peer = half.peer;
-        let mut closed = false;
-        for item in std::mem::take(&mut half.stalled) {
-            closed |= matches!(item, Item::Closed(_));
-            self.deliver(peer, item);
-        }
-        if closed {
-            self.halves.remove(&from);
-        }
-    }
-
-    /// The network breaks one side: what is on its way to it is lost.
-    fn break_half(&mut self, id: ConnectionId, reason: CloseReason) {
-        self.forget_arriving(id);
-        self.deliver_at(id, Item::Closed(reason), self.now);
-    }
-
-    fn forget_arriving(&mut self, id: ConnectionId) {
-        let Some(half) = self.halves.get_mut(&id) else {
-            return;
-        };
-        half.held.clear();
-        half.newest_due = Instant(0);
-        half.trusted = true;
-        let owner = half.owner;
-        if let Some(endpoint) = self.endpoints.get_mut(&owner) {
-            endpoint.arriving.retain(|_, (to, _)| *to != id);
-        }
-    }
-
-    /// The side `id` is gone; its peer hears it after all that was sent before.
-    fn hang_up(&mut self, id: ConnectionId) {
-        self.send(id, Item::Closed(CloseReason::Peer));
-        match self.halves.get_mut(&id) {
-            Some(half) if !half.stalled.is_empty() => half.open = false,
-            _ => {
-                self.halves.remove(&id);
-            }
-        }
-    }
-
-    fn damaged(&mut self, to: SocketAddr, frame: Frame) -> Frame {
-        let Some(bit) = self.damage.remove(&to) else {
-            return frame;
-        };
-        let head_len = frame.head.len();
-        let len = head_len + frame.data.as_ref().map_or(0, |data| data.len());
-        let bit = bit % (len * 8);
-        let (byte, mask) = (bit / 8, 1 << (bit % 8));
-        let flip = |buffer: &SharedBuffer, at: usize| {
-            let mut copy = self.pool.alloc(buffer.len()).expect("the pool holds more than the largest frame");
-            copy.copy_from_slice(buffer);
-            copy[at] ^= mask;
-            copy.freeze()
-        };
-        match &frame.data {
-            Some(data) if byte >= head_len => Frame { data: Some(flip(data, byte - head_len)), ..frame },
-            _ => Frame { head: flip(&frame.head, byte), data: frame.data },
-        }
-    }
-
-    /// What one arrival becomes for the owner of the side: an event, or nothing yet.
-    fn arrive(&mut self, place: (Instant, u64), id: ConnectionId, item: Item) -> Option<TransportEvent> {
-        let half = self.halves.get_mut(&id)?;
-        let connection = id;
-        if !half.trusted && half.introduced {
-            half.held.push((place, item));
-            return None;
-        }
-        match item {
-            Item::Accepted(from) => Some(TransportEvent::Accepted { connection, from }),
-            Item::Connected => Some(TransportEvent::Connected { connection }),
-            Item::Closed(reason) => {
-                self.halves.remove(&id);
-                Some(TransportEvent::Closed { connection, reason })
-            }
-            Item::Frame(frame) => {
-                half.introduced = true;
-                let verdict = admit(&frame, half.trusted);
-                let peer = half.peer;
-                if let Some(sender) = self.halves.get_mut(&peer) {
-                    sender.unread = sender.unread.saturating_sub(1);
-                }
-                match verdict {
-                    Ok(()) => Some(TransportEvent::Frame { connection, frame }),
-                    Err(reason) => {
-                        self.forget_arriving(id);
-                        self.hang_up(id);
-                        Some(TransportEvent::Closed { connection, reason })
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// The checks of a real transport's frame reader.
-fn admit(frame: &Frame, trusted: bool) -> Result<(), CloseReason> {
-    wire::check(frame)?;
-    if !trusted && !wire::kind_of(frame).is_some_and(wire::Kind::is_handshake) {
-        return Err(CloseReason::Protocol("a message before the handshake"));
-    }
-    Ok(())
-}
-
 impl Transport for MemoryTransport {
     fn connect(&mut self, to: SocketAddr) -> ConnectionId {
         let hub = &mut *self.hub.inner.borrow_mut();
         let (here, there) = (hub.next_connection(), hub.next_connection());
-        let half = |owner, peer_address, peer| Half {
-            owner,
-            peer_address,
-            peer,
-            open: true,
-            trusted: false,
-            introduced: false,
-            held: Vec::new(),
-            stalled: VecDeque::new(),
-            unread: 0,
-            newest_due: Instant(0),
-        };
-        hub.halves.insert(here, half(self.address, to, there));
+        hub.halves.insert(here, Half::new(self.address, to, there));
         if hub.cuts.contains(&(self.address, to)) {
             hub.deliver(here, Item::Closed(CloseReason::Unreachable(libc::EHOSTUNREACH)));
         } else if hub.endpoints.contains_key(&to) {
-            hub.halves.insert(there, half(to, self.address, here));
-            let (towards, back) = ((self.address, to), (to, self.address));
-            if hub.stalls.contains(&towards) || hub.stalls.contains(&back) {
-                // Making a connection takes packets in both directions.
-                hub.stall_item(here, Item::Accepted(self.address));
-                hub.stall_item(there, Item::Connected);
-            } else {
-                hub.deliver(there, Item::Accepted(self.address));
-                hub.deliver(here, Item::Connected);
-            }
-        } else {
+            hub.halves.insert(there, Half::new(to, self.address, here));
+            hub.dial(here, there, self.address, to);
+        } else if !hub.dark.contains(&to) {
             hub.deliver(here, Item::Closed(CloseReason::Unreachable(libc::ECONNREFUSED)));
         }
         here
@@ -393,54 +226,28 @@ impl Transport for MemoryTransport {
         }
         half.unread += 1;
         let to = half.peer_address;
-        let frame = hub.damaged(to, frame);
+        hub.links.stats.frames += 1;
+        let frame = hub.damaged(self.address, to, frame);
         hub.send(connection, Item::Frame(frame));
         Ok(())
     }
 
     fn close(&mut self, connection: ConnectionId) {
         let hub = &mut *self.hub.inner.borrow_mut();
-        if hub.halves.get(&connection).is_none_or(|half| !half.open || half.owner != self.address) {
-            return;
-        }
-        hub.forget_arriving(connection);
-        let place = hub.next_place(hub.now);
-        hub.hang_up(connection);
-        if let Some(endpoint) = hub.endpoints.get_mut(&self.address) {
-            endpoint.arriving.insert(place, (connection, Item::Closed(CloseReason::Local)));
+        if hub.halves.get(&connection).is_some_and(|half| half.open && half.owner == self.address) {
+            hub.close(connection, self.address);
         }
     }
 
     fn trust(&mut self, connection: ConnectionId) {
-        let hub = &mut *self.hub.inner.borrow_mut();
-        let Some(half) = hub.halves.get_mut(&connection) else {
-            return;
-        };
-        half.trusted = true;
-        let held = std::mem::take(&mut half.held);
-        if let Some(endpoint) = hub.endpoints.get_mut(&self.address) {
-            endpoint.arriving.extend(held.into_iter().map(|(place, item)| (place, (connection, item))));
-        }
+        self.hub.inner.borrow_mut().trust(connection, self.address);
     }
 
     fn poll(&mut self, budget: u32, inbox: &mut VecDeque<TransportEvent>) -> u32 {
         let hub = &mut *self.hub.inner.borrow_mut();
         let mut count = 0;
         while count < budget {
-            let Some(endpoint) = hub.endpoints.get_mut(&self.address) else {
-                break;
-            };
-            let Some(entry) = endpoint.arriving.first_entry().filter(|entry| entry.key().0 <= hub.now) else {
-                break;
-            };
-            let (place, (id, item)) = entry.remove_entry();
-            let event = match item {
-                // This side's own close: the connection is gone already.
-                Item::Closed(reason @ CloseReason::Local) => {
-                    Some(TransportEvent::Closed { connection: id, reason })
-                }
-                item => hub.arrive(place, id, item),
-            };
+            let Some(event) = hub.next_event(self.address) else { break };
             if let Some(event) = event {
                 inbox.push_back(event);
                 count += 1;
@@ -452,13 +259,7 @@ impl Transport for MemoryTransport {
 
 impl Drop for MemoryTransport {
     fn drop(&mut self) {
-        let hub = &mut *self.hub.inner.borrow_mut();
-        let own = |half: &Half| half.open && half.owner == self.address;
-        let ids: Vec<_> = hub.halves.iter().filter(|(_, half)| own(half)).map(|(id, _)| *id).collect();
-        for id in ids {
-            hub.hang_up(id);
-        }
-        hub.endpoints.remove(&self.address);
+        self.hub.inner.borrow_mut().end_process(self.address);
     }
 }
 
