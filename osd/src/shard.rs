@@ -527,7 +527,8 @@ impl<W: World> Poller for Shard<W> {
             self.links.is_blocked().then_some(self.next_flush),
             self.stalled.next_deadline(),
             self.peers.next_deadline(),
-            (!self.links.is_single()).then_some(self.next_part_report),
+            // The first shard's reports are the map client's.
+            (self.links.index() != 0).then_some(self.next_part_report),
         ]
         .into_iter()
         .flatten()

@@ -2,9 +2,10 @@
 //!
 //! Reading order: [`process`] (real daemons as children), [`nbd`] (a small NBD client, written apart from the
 //! server), [`stamp`] (blocks that name the write that made them), [`check`] (whether what was read is legal),
-//! [`workload`] (the checking client), [`cycles`] (kill, restart, check, again).
+//! [`workload`] (the checking client), [`cycles`] (kill, restart, check, again), [`sim`] (the whole cluster in one
+//! deterministic simulation).
 //!
-//! This package runs real processes, so it uses the real clock and sleeps.
+//! This package runs real processes, so it uses the real clock and sleeps; `sim` does not.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "real processes live in real time")]
 
@@ -13,5 +14,6 @@ pub mod cycles;
 pub mod nbd;
 pub mod process;
 pub use loligo_reactor::random;
+pub mod sim;
 pub mod stamp;
 pub mod workload;

@@ -27,16 +27,24 @@ impl std::fmt::Display for Stamp {
     }
 }
 
-/// Fills `block` as write `number` of block `index` in the run `seed`.
+/// Words at the begin of a block: the magic number, its own number, the write's, the seed.
+const HEAD: usize = 4;
+
+/// Fills `block`, or a sector of one, as write `number` of block `index` in the run `seed`.
+///
+/// # Panics
+/// If it is not made of whole words, or of too few.
 pub fn fill(block: &mut [u8], index: u64, number: u64, seed: u64) {
-    assert_eq!(block.len(), BLOCK, "a stamp fills a block");
+    assert!(block.len() > HEAD * 8 && block.len().is_multiple_of(8), "a stamp fills a block or a sector");
+    for (word, value) in block.chunks_exact_mut(8).zip(words(index, number, seed)) {
+        word.copy_from_slice(&value.to_le_bytes());
+    }
+}
+
+/// What a block is made of.
+fn words(index: u64, number: u64, seed: u64) -> impl Iterator<Item = u64> {
     let mut random = Random::new(seed ^ index.rotate_left(20) ^ number.rotate_left(40));
-    for word in block.chunks_exact_mut(8) {
-        word.copy_from_slice(&random.next_u64().to_le_bytes());
-    }
-    for (at, value) in [MAGIC, index, number, seed].into_iter().enumerate() {
-        block[at * 8..at * 8 + 8].copy_from_slice(&value.to_le_bytes());
-    }
+    [MAGIC, index, number, seed].into_iter().chain(std::iter::from_fn(move || Some(random.next_u64())))
 }
 
 /// Reads which write block `index` holds.
@@ -55,11 +63,11 @@ pub fn read(block: &[u8], index: u64, seed: u64) -> Result<Stamp, String> {
         return Err(format!("block {index} holds a write of block {}", word(1)));
     }
     let number = word(2);
-    let mut expected = vec![0; BLOCK];
-    fill(&mut expected, index, number, seed);
-    match expected.iter().zip(block).position(|(a, b)| a != b) {
+    let found = block.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")));
+    match found.zip(words(index, number, seed)).position(|(found, expected)| found != expected) {
         None => Ok(Stamp::Write(number)),
         Some(at) => {
+            let at = at * 8;
             Err(format!("block {index} is write {number} mixed with something else from byte {at} on"))
         }
     }

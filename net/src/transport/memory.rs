@@ -21,6 +21,7 @@ use loligo_reactor::dma::BufferPool;
 use loligo_reactor::env::{
     CloseReason, ConnectionId, Frame, Instant, SendRefused, Transport, TransportEvent,
 };
+use loligo_reactor::random::Random;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
@@ -96,7 +97,7 @@ impl MemoryHub {
 
     /// Seeds what the network does by chance.
     pub fn set_seed(&self, seed: u64) {
-        self.inner.borrow_mut().links.random = link::Prng(seed);
+        self.inner.borrow_mut().links.random = Random::new(seed);
     }
 
     /// How every direction behaves that has no profile of its own.

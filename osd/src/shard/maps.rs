@@ -150,7 +150,6 @@ impl<W: World> Shard<W> {
         for part in self.parts.values() {
             add(&mut report, part);
         }
-        self.next_part_report = now.after(REPORT_INTERVAL);
         if let Some(client) = &mut self.map_client {
             client.report(now, report, &mut self.map_actions);
         }

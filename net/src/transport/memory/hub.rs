@@ -1,6 +1,6 @@
 //! The network: connections, and what is on its way.
 
-use super::Links;
+use super::link::{Links, time_up_to};
 use crate::wire;
 use loligo_reactor::dma::{BufferPool, SharedBuffer};
 use loligo_reactor::env::{CloseReason, ConnectionId, Frame, Instant, TransportEvent};
@@ -225,11 +225,11 @@ impl Hub {
         let kept = self.links.random.below(coming.len() as u64 + 1) as usize;
         let mut due = self.now;
         for (place, item) in coming.into_iter().take(if trusted { kept } else { 0 }) {
-            due = due.max(place.0).after(self.links.random.between(late / 4));
+            due = due.max(place.0).after(time_up_to(&mut self.links.random, late / 4));
             self.enqueue(owner, due, id, item);
         }
         if !is_closing {
-            let due = due.after(self.links.random.between(late));
+            let due = due.after(time_up_to(&mut self.links.random, late));
             self.enqueue(owner, due, id, Item::Closed(CloseReason::Network(libc::ECONNRESET)));
         }
         if let Some(half) = self.halves.get_mut(&id) {
@@ -316,7 +316,7 @@ impl Hub {
     pub fn damaged(&mut self, from: SocketAddr, to: SocketAddr, frame: Frame) -> Frame {
         let bit = match self.damage.remove(&to) {
             Some(bit) => bit,
-            None if self.links.damages(from, to) => self.links.random.next() as usize,
+            None if self.links.damages(from, to) => self.links.random.next_u64() as usize,
             None => return frame,
         };
         self.links.stats.damaged += 1;

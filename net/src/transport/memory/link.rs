@@ -1,6 +1,7 @@
 //! What one direction between two processes does to frames.
 
 use loligo_reactor::env::Instant;
+use loligo_reactor::random::Random;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -39,33 +40,16 @@ pub struct LinkStats {
     pub reset: u64,
 }
 
-/// SplitMix64 (Steele, Lea, Flood 2014): small, and any seed is good.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Prng(pub u64);
-
-impl Prng {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    pub fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-
-    pub fn between(&mut self, max: Duration) -> Duration {
-        let nanos = u64::try_from(max.as_nanos()).unwrap_or(u64::MAX - 1);
-        Duration::from_nanos(self.below(nanos + 1))
-    }
+/// A time up to `max`.
+pub(super) fn time_up_to(random: &mut Random, max: Duration) -> Duration {
+    let nanos = u64::try_from(max.as_nanos()).unwrap_or(u64::MAX - 1);
+    Duration::from_nanos(random.below(nanos + 1))
 }
 
 /// All directions.
 #[derive(Debug)]
 pub(super) struct Links {
-    pub random: Prng,
+    pub random: Random,
     pub stats: LinkStats,
     pub default: LinkProfile,
     special: BTreeMap<(SocketAddr, SocketAddr), LinkProfile>,
@@ -76,7 +60,7 @@ pub(super) struct Links {
 impl Links {
     pub fn new() -> Self {
         Self {
-            random: Prng(0),
+            random: Random::new(0),
             stats: LinkStats::default(),
             default: LinkProfile::default(),
             special: BTreeMap::new(),
@@ -103,9 +87,9 @@ impl Links {
     pub fn arrival(&mut self, now: Instant, from: SocketAddr, to: SocketAddr, len: usize) -> Instant {
         let profile = self.profile(from, to);
         let mut at = now;
-        if profile.bytes_per_second > 0 {
+        let takes = (len as u64).saturating_mul(1_000_000_000).checked_div(profile.bytes_per_second);
+        if let Some(takes) = takes {
             let free = self.free_at.entry((from, to)).or_default();
-            let takes = (len as u64).saturating_mul(1_000_000_000) / profile.bytes_per_second;
             at = at.max(*free).after(Duration::from_nanos(takes));
             *free = at;
         }
@@ -131,7 +115,7 @@ impl Links {
     /// it is the same on every machine.
     fn jitter(&mut self, mean: Duration) -> Duration {
         let nanos = u64::try_from(mean.as_nanos()).unwrap_or(u64::MAX >> 8).min(u64::MAX >> 8);
-        let steps = u64::from(self.random.next().leading_zeros());
+        let steps = u64::from(self.random.next_u64().leading_zeros());
         Duration::from_nanos(nanos * steps + self.random.below(nanos + 1))
     }
 

@@ -202,3 +202,82 @@ fn the_end_of_a_process_closes_its_connections_and_its_port() {
     near.connect(address(2));
     assert_eq!(events(&mut far).len(), 1);
 }
+
+#[test]
+fn a_lossy_slow_link_delivers_everything_in_order_and_late() {
+    let mut pair = Pair::new();
+    let (near, _) = pair.connect();
+    let profile = LinkProfile {
+        delay: Duration::from_micros(10),
+        jitter: Duration::from_micros(50),
+        lost_per_million: 300_000,
+        bytes_per_second: 1_000_000,
+        ..LinkProfile::default()
+    };
+    pair.hub.set_link(address(1), address(2), Some(profile));
+    for _ in 0..50 {
+        pair.near.send(near, pair.frame(Kind::Ping, 1)).unwrap();
+    }
+    pair.near.send(near, pair.frame(Kind::Map, 1)).unwrap();
+    let lost = pair.hub.link_stats().lost;
+    assert!(lost > 5, "{lost} of 51 frames were lost");
+    pair.hub.set_now(Instant(200_000_000));
+    assert!(kinds(&mut pair.far).len() < 51, "a lost frame holds up those behind it");
+    pair.hub.set_now(Instant(60_000_000_000));
+    assert_eq!(kinds(&mut pair.far).last(), Some(&Ok(Kind::Map)));
+}
+
+#[test]
+fn after_a_reset_some_of_what_was_sent_arrives_late_and_then_the_end() {
+    let arrived =
+        |seed: u64| {
+            let mut pair = Pair::new();
+            pair.hub.set_seed(seed);
+            let (near, far) = pair.connect();
+            pair.hub.set_delay(Duration::from_micros(1));
+            for kind in [Kind::Ping, Kind::Map, Kind::Notify] {
+                pair.near.send(near, pair.frame(kind, 1)).unwrap();
+            }
+            pair.hub.reset(address(1), address(2), Duration::from_secs(1));
+            pair.near.send(near, pair.frame(Kind::Ping, 1)).unwrap();
+            let other = pair.near.connect(address(2));
+            pair.hub.set_now(Instant(5_000_000_000));
+            let near_end = events(&mut pair.near);
+            assert!(near_end.iter().any(|event| matches!(event,
+            TransportEvent::Closed { connection, reason: CloseReason::Network(_) } if *connection == near)));
+            assert!(near_end.iter().any(
+                |event| matches!(event, TransportEvent::Connected { connection } if *connection == other)
+            ));
+            let far_end = events(&mut pair.far);
+            let frames = far_end.iter().filter(|event| matches!(event, TransportEvent::Frame { .. })).count();
+            assert!(far_end.iter().any(|event| matches!(event,
+            TransportEvent::Closed { connection, reason: CloseReason::Network(_) } if *connection == far)));
+            frames
+        };
+    let counts: BTreeSet<usize> = (0..40).map(arrived).collect();
+    assert_eq!(counts, BTreeSet::from([0, 1, 2, 3]), "any number of them, never what was sent afterwards");
+}
+
+#[test]
+fn a_machine_without_power_is_silent_until_it_is_back() {
+    let mut pair = Pair::new();
+    let (near, _) = pair.connect();
+    let hub = pair.hub.clone();
+    hub.lose_power(address(2));
+    let Pair { near: mut transport, far, pool, .. } = pair;
+    drop(far);
+    assert_eq!(kinds(&mut transport), [], "nobody told it");
+    let second = transport.connect(address(2));
+    assert_eq!(kinds(&mut transport), [], "nobody answers");
+    let _back = hub.endpoint(address(2));
+    let (message, body) = Draw(1).message(Kind::Ping, &pool, 0);
+    let frame = encode(&pool, &Envelope { epoch: Epoch(1), message }, body).unwrap();
+    transport.send(near, frame).unwrap();
+    assert_eq!(
+        kinds(&mut transport),
+        [Err(CloseReason::Network(libc::ECONNRESET))],
+        "it knows no such connection"
+    );
+    transport.close(second);
+    assert_eq!(kinds(&mut transport), [Err(CloseReason::Local)]);
+}
