@@ -78,6 +78,8 @@ struct Slot {
 
 #[derive(Clone, Copy, Debug)]
 struct ClientState {
+    /// The session that it was welcomed with.
+    session: SessionId,
     outstanding: u32,
     credits: u32,
 }
@@ -274,8 +276,8 @@ impl<W: World> Shard<W> {
         credits: u32,
     ) {
         if accepted {
-            if matches!(peer.role, Role::Client(_)) {
-                self.clients.insert(connection, ClientState { outstanding: 0, credits });
+            if let Role::Client(session) = peer.role {
+                self.clients.insert(connection, ClientState { session, outstanding: 0, credits });
             }
             return;
         }
@@ -538,6 +540,7 @@ impl<W: World> Poller for Shard<W> {
     fn expecting(&self) -> bool {
         self.store.in_flight() > 0
             || self.links.is_blocked()
+            || !self.backlog.is_empty()
             || self.clients.values().any(|client| client.outstanding > 0)
             || self.slots.iter().flatten().any(|slot| slot.pg.is_busy())
     }

@@ -363,7 +363,10 @@ impl Pg {
 
     /// Whether it needs [`PgEvent::Tick`].
     pub fn wants_tick(&self) -> bool {
-        self.phase.is_peering() || self.member.is_waiting() || self.replication.wants_tick()
+        self.phase.is_peering()
+            || matches!(self.phase, Phase::Incomplete { .. })
+            || self.member.is_waiting()
+            || self.replication.wants_tick()
     }
 
     /// Whether it needs [`PgEvent::Room`].
@@ -480,6 +483,7 @@ impl Pg {
         match self.phase {
             Phase::Active => self.resend_writes(cx.now, index, out),
             Phase::Querying(_) => self.send_queries(cx, out),
+            Phase::Incomplete { .. } => self.begin_peering(cx, out),
             _ => {}
         }
     }

@@ -12,9 +12,13 @@ use loligo_net::wire::Message;
 use loligo_net::wire::peering::{PeerActivate, PeerFetch, PeerInfo, PeerQuery};
 use loligo_reactor::env::Instant;
 use loligo_reactor::planted::{self, Bug};
+use std::time::Duration;
 
 /// Intervals of [`RETRY_INTERVAL`] without progress after which a round begins anew. Guessed.
 const ROUNDS_WITHOUT_PROGRESS: u32 = 5;
+/// How long until the members of an incomplete PG are asked again. Guessed: what changes an answer is mostly a restart,
+/// and that is an event.
+const INCOMPLETE_RETRY: Duration = Duration::from_secs(5);
 
 /// What this member has promised and recorded, as far as it is durable, and what is on its way.
 #[derive(Debug)]
@@ -328,7 +332,7 @@ impl Pg {
         let is_short = planted::active(Bug::ShortestChosen);
         let (chosen, newest) = if is_short { (shortest, Some(shortest.1)) } else { (chosen, newest) };
         if infos().any(|info| info.incomplete) || newest != Some(chosen.1) {
-            return self.set_phase(Phase::Incomplete);
+            return self.give_up_choosing(cx.now);
         }
         let own = round.infos[0].map_or(ObjectVersion::NONE, |info| info.last);
         let last = chosen.1;
@@ -373,8 +377,13 @@ impl Pg {
         }
         // Either the kept log does not reach back, or the member has writes that the chosen log has not.
         if self.begin_tail(cx, to, since, last, out).is_none() {
-            self.set_phase(Phase::Incomplete);
+            self.give_up_choosing(cx.now);
         }
+    }
+
+    /// No history can be chosen as things are.
+    pub(super) fn give_up_choosing(&mut self, now: Instant) {
+        self.set_phase(Phase::Incomplete { retry_at: now.after(INCOMPLETE_RETRY) });
     }
 
     /// The member `to` has everything.
@@ -458,6 +467,9 @@ impl Pg {
     pub(super) fn retry_peering<S: PgStore>(&mut self, cx: &mut Context<'_, S>, out: &mut Actions) {
         self.finish_activation(cx, out);
         self.advance_tail(cx, out);
+        if matches!(self.phase, Phase::Incomplete { retry_at } if retry_at <= cx.now) {
+            self.begin_peering(cx, out);
+        }
         let Some(round) = self.phase.round_mut() else { return };
         let idle = cx.now.since(round.progress);
         if idle < RETRY_INTERVAL {

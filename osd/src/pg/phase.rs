@@ -14,6 +14,7 @@
 //!   Active                                                                                        -
 //!   Waiting                                                                                       Following
 //!   Querying, Fetching, Pushing, Activating --(a connection closes, no progress)--> Querying
+//!   Incomplete --(a member comes back, after a while)--> Querying
 //!   Active --(a replica refuses for good)--> Querying        any --(the device fails)--> Failed
 //!   any --(not a member any more)--> Idle
 //! ```
@@ -45,8 +46,12 @@ pub enum Phase {
     Activating(Activation),
     /// Primary: serves.
     Active,
-    /// It cannot choose a history: a member's is broken, or the kept logs do not meet.
-    Incomplete,
+    /// It cannot choose a history: a member's is broken, or the kept logs do not meet. The members are asked again when one
+    /// comes back, and at this time.
+    Incomplete {
+        /// When.
+        retry_at: Instant,
+    },
     /// The device failed.
     Failed,
 }
@@ -155,7 +160,7 @@ impl Phase {
             Self::Pushing(_) => PhaseKind::Pushing,
             Self::Activating(_) => PhaseKind::Activating,
             Self::Active => PhaseKind::Active,
-            Self::Incomplete => PhaseKind::Incomplete,
+            Self::Incomplete { .. } => PhaseKind::Incomplete,
             Self::Failed => PhaseKind::Failed,
         }
     }
@@ -171,7 +176,7 @@ impl Phase {
             Self::Idle => return None,
             Self::Down | Self::Failed => PgState::Down,
             Self::Active => PgState::Active,
-            Self::Incomplete => PgState::Incomplete,
+            Self::Incomplete { .. } => PgState::Incomplete,
             _ => PgState::Peering,
         })
     }

@@ -14,6 +14,7 @@ use loligo_config::units::BLOCK_SIZE;
 use loligo_net::wire::Message;
 use loligo_net::wire::peering::{PeerFetch, PeerPush, PeerPushAck, PeerPushDone, PushKind};
 use loligo_reactor::planted::{self, Bug};
+use loligo_reactor::env::Instant;
 use std::collections::{BTreeMap, VecDeque};
 
 /// Pushes read, sent and not yet acknowledged: at most 16 MiB of data. Guessed; it hides one round trip and one
@@ -256,7 +257,9 @@ impl Pg {
             Ok(ReadData { data: Some(data), checksums: Some(checksums), .. }) => Some((data, checksums)),
             Ok(_) => blocks::zeroes(cx.pool, count).ok(),
             Err(ReadError::Busy) => None,
-            Err(ReadError::Corrupt { .. } | ReadError::Device { .. }) => return self.tail_unreadable(out),
+            Err(ReadError::Corrupt { .. } | ReadError::Device { .. }) => {
+                return self.tail_unreadable(cx.now, out);
+            }
         };
         match blocks {
             Some((data, checksums)) => {
@@ -269,10 +272,10 @@ impl Pg {
     }
 
     /// The only copy of a block of the tail cannot be read.
-    fn tail_unreadable(&mut self, out: &mut Actions) {
+    fn tail_unreadable(&mut self, now: Instant, out: &mut Actions) {
         let Some(tail) = self.tail.take() else { return };
         if self.is_primary() {
-            self.set_phase(Phase::Incomplete);
+            self.give_up_choosing(now);
         } else {
             self.send_push_done(tail.to, tail.entries.len(), tail.last, true, out);
         }
@@ -408,7 +411,7 @@ impl Pg {
             return;
         }
         if done.incomplete {
-            return self.set_phase(Phase::Incomplete);
+            return self.give_up_choosing(cx.now);
         }
         fetch.is_sent = done.last == fetch.last;
         self.finish_fetch(cx, out);

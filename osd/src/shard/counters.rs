@@ -50,6 +50,8 @@ pub struct ShardCounters {
     pub forwarded: u64,
     /// Ops answered `Busy` because their connection had too many in flight.
     pub over_credit: u64,
+    /// Ops refused because they named a session that is not their connection's.
+    pub foreign_session: u64,
     /// Messages to peers dropped because there was no connection; whoever waits asks again.
     pub unsent: u64,
     /// From arrival to reply, writes.

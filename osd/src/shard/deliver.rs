@@ -27,6 +27,11 @@ pub struct Backlog {
 }
 
 impl Backlog {
+    /// Whether nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
     /// The connection is gone.
     pub fn forget(&mut self, connection: ConnectionId) {
         if !self.waiting.is_empty() {
@@ -41,6 +46,10 @@ impl<W: World> Shard<W> {
         self.counters.ops += 1;
         if !self.admit(op.from.connection) {
             return self.refuse(&op, OpStatus::Busy);
+        }
+        if !self.is_own_session(&op) {
+            self.counters.foreign_session += 1;
+            return self.refuse(&op, OpStatus::Invalid);
         }
         if let Some(status) = self.misrouted(&op.request) {
             return self.refuse(&op, status);
@@ -66,6 +75,12 @@ impl<W: World> Shard<W> {
             self.counters.over_credit += 1;
         }
         is_within
+    }
+
+    /// The session of an op is what fences and op-id tables go by: a client may only speak in its own.
+    fn is_own_session(&self, op: &Arrival) -> bool {
+        let client = self.clients.get(&op.from.connection);
+        client.is_some_and(|client| client.session == op.request.op.session)
     }
 
     /// Whether the object is not in the PG that the client says.

@@ -628,6 +628,26 @@ fn a_cluster_boots_serves_and_reports() {
     boots_serves_and_reports(2);
 }
 
+/// Else a fenced client would write on under another's session, or take the answers to its ops.
+#[test]
+fn an_op_in_another_session_than_its_connection_is_refused() {
+    let mut bed = Bed::new(1, 2);
+    bed.until("an active cluster", Bed::all_active);
+    bed.until("connections", |bed| {
+        bed.client.links.len() == 6 && bed.client.links.values().all(|(_, is_up)| *is_up)
+    });
+    let request = bed.request(0, OpKind::Write);
+    for session in [4, 6] {
+        let foreign =
+            OpRequest { op: OpId { session: SessionId(session), number: request.op.number }, ..request };
+        bed.send(foreign, 77);
+        (0..2000).for_each(|_| bed.turn());
+    }
+    let refused: u64 = bed.shards().map(|shard| shard.counters().foreign_session).sum();
+    assert_eq!(refused, 2);
+    assert_eq!(bed.read(0), 0, "nothing was written");
+}
+
 #[test]
 fn acked_writes_survive_kills_and_power_cuts() {
     let mut done = 0;

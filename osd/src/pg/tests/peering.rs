@@ -118,6 +118,29 @@ fn a_broken_history_is_reported_and_not_guessed() {
     assert_eq!(cluster.phase(0), Some(PhaseKind::Incomplete), "the log does not reach back");
 }
 
+/// Repaired in place, or what was read wrongly once is read well now: nobody has to restart anything.
+#[test]
+fn an_incomplete_pg_is_looked_at_again_when_a_member_may_answer_differently() {
+    let mut cluster = with_tails();
+    cluster.nodes[2].store.incomplete = true;
+    cluster.settle();
+    assert_eq!(cluster.phase(0), Some(PhaseKind::Incomplete));
+    cluster.nodes[2].store.incomplete = false;
+    let epoch = cluster.epoch;
+    cluster.disconnect(0, 2);
+    cluster.settle();
+    assert_eq!(cluster.phase(0), Some(PhaseKind::Active), "the member came back");
+    assert_eq!(cluster.epoch, epoch, "in the same interval");
+
+    let mut cluster = with_tails();
+    cluster.nodes[2].store.incomplete = true;
+    cluster.settle();
+    cluster.nodes[2].store.incomplete = false;
+    cluster.settle();
+    cluster.settle();
+    assert_eq!(cluster.phase(0), Some(PhaseKind::Active), "asked again after a while");
+}
+
 #[test]
 fn messages_without_sense_change_nothing() {
     let mut cluster = Cluster::new(3);
