@@ -105,6 +105,10 @@ pub struct MapClient {
     mon: usize,
     backoff: Duration,
     newest: Epoch,
+    /// The newest interval that a PG here has promised: the cluster has come that far, whatever a mon says.
+    promised: Epoch,
+    /// The newest map that every shard goes by, and the one that the mon was told of.
+    taken: (Epoch, Epoch),
     is_up_in_map: bool,
     refused_since: Option<Instant>,
     failure: Option<BootError>,
@@ -129,6 +133,8 @@ impl MapClient {
             mon: 0,
             backoff: BACKOFF_MIN,
             newest,
+            promised: Epoch(0),
+            taken: (Epoch(0), Epoch(0)),
             is_up_in_map: false,
             refused_since: None,
             failure: None,
@@ -147,6 +153,22 @@ impl MapClient {
     /// What keeps it from being up for now.
     pub fn problem(&self) -> Option<BootStatus> {
         self.problem
+    }
+
+    /// A PG here has promised this interval: the map of that epoch was there, also if it is not on the device.
+    pub fn note_promised(&mut self, promised: Epoch) {
+        self.promised = self.promised.max(promised);
+    }
+
+    /// Every shard goes by this map: the mon is told at once, since somebody may wait for a session to be fenced.
+    pub fn note_taken(&mut self, now: Instant, epoch: Epoch) {
+        if epoch <= self.taken.0 {
+            return;
+        }
+        self.taken.0 = epoch;
+        if let State::Connected { next_report, .. } = &mut self.state {
+            *next_report = now;
+        }
     }
 
     /// Whether this is the mon's connection.
@@ -183,6 +205,7 @@ impl MapClient {
         self.backoff = BACKOFF_MIN;
         self.refusals = 0;
         self.told.clear();
+        self.taken.1 = Epoch(0);
         let (next_boot, next_report) = (now, now.after(REPORT_INTERVAL));
         self.state = State::Connected { connection, next_boot, next_report, next_idle_report: now };
         let message = Message::Subscribe(Subscribe { have: self.newest });
@@ -214,7 +237,7 @@ impl MapClient {
                 return None;
             }
         };
-        if map.cluster != self.settings.cluster || map.epoch <= self.newest {
+        if map.cluster != self.settings.cluster || map.epoch <= self.newest || map.epoch < self.promised {
             return None;
         }
         self.note_map(&map);
@@ -269,7 +292,8 @@ impl MapClient {
             State::Connected { connection, next_boot, .. } if !self.is_up_in_map && *next_boot <= now => {
                 *next_boot = now.after(BOOT_INTERVAL);
                 let (osd, incarnation) = (self.settings.osd, self.settings.incarnation);
-                let info = BootInfo { newest_map: self.newest, ..self.settings.boot.clone() };
+                let info =
+                    BootInfo { newest_map: self.newest.max(self.promised), ..self.settings.boot.clone() };
                 let data = Some(encode(&info));
                 let message = Message::Boot(Boot { osd, incarnation });
                 out.push(MapAction::Send { connection: *connection, message, data });
@@ -295,13 +319,15 @@ impl MapClient {
         let pgs = std::mem::take(&mut report.pgs);
         let told = &self.told;
         report.pgs = pgs.into_iter().filter(|pg| told.get(&pg.pg) != Some(pg)).take(REPORT_PGS_MAX).collect();
-        if report == self.last_report && report.pgs.is_empty() && now < *next_idle_report {
+        let is_told = self.taken.0 == self.taken.1;
+        if report == self.last_report && report.pgs.is_empty() && is_told && now < *next_idle_report {
             return;
         }
         *next_idle_report = now.after(REPORT_INTERVAL_IDLE);
         self.told.extend(report.pgs.iter().map(|pg| (pg.pg, *pg)));
-        let message =
-            Message::Report(Report { osd: self.settings.osd, incarnation: self.settings.incarnation });
+        self.taken.1 = self.taken.0;
+        let (osd, incarnation) = (self.settings.osd, self.settings.incarnation);
+        let message = Message::Report(Report { osd, incarnation, epoch: self.taken.0 });
         let data = Some(encode(&report));
         out.push(MapAction::Send { connection: *connection, message, data });
         report.pgs.clear();
@@ -420,6 +446,40 @@ mod tests {
         assert!(client.on_map(&map(2, 9, 9).encode()).is_none());
         assert!(client.on_map(b"garbage").is_none());
         assert!(client.on_map(&map(1, 5, 9).encode()).is_some());
+    }
+
+    /// A promise is durable at once, the map behind it only later: both tell how far the cluster has come.
+    #[test]
+    fn a_mon_that_is_behind_a_promise_is_told_and_its_map_ignored() {
+        let mut client = MapClient::new(settings(), Epoch(4));
+        client.note_promised(Epoch(8));
+        let mut out = Vec::new();
+        client.tick(Instant(0), &mut out);
+        client.connecting(ConnectionId(5));
+        client.on_up(Instant(0), &mut out);
+        let boot = out.iter().find_map(|action| match action {
+            MapAction::Send { message: Message::Boot(_), data: Some(data), .. } => Some(data),
+            _ => None,
+        });
+        let info: BootInfo = postcard::from_bytes(boot.unwrap()).unwrap();
+        assert_eq!(info.newest_map, Epoch(8));
+        assert!(client.on_map(&map(1, 7, 9).encode()).is_none());
+        assert!(client.on_map(&map(1, 8, 9).encode()).is_some());
+    }
+
+    #[test]
+    fn the_mon_hears_at_once_which_map_every_shard_goes_by() {
+        let (mut client, mut out) = connected();
+        client.report(Instant(1), OsdReport::default(), &mut out);
+        out.clear();
+        assert!(!client.wants_report(Instant(2)));
+        client.note_taken(Instant(2), Epoch(6));
+        assert!(client.wants_report(Instant(2)));
+        client.report(Instant(2), OsdReport::default(), &mut out);
+        let [MapAction::Send { message: Message::Report(report), .. }] = out[..] else { panic!("{out:?}") };
+        assert_eq!(report.epoch, Epoch(6));
+        client.note_taken(Instant(3), Epoch(6));
+        assert!(!client.wants_report(Instant(3)));
     }
 
     #[test]

@@ -157,7 +157,7 @@ impl<W: World> Shard<W> {
 
     fn adopt_stored_pgs(&mut self) {
         let stored: Vec<_> = self.store.pgs().collect();
-        self.links.register(stored.iter().map(|(id, _)| *id));
+        self.links.register(stored.iter().map(|(id, status)| (*id, status.meta.promised)));
         for (id, _) in stored {
             self.add_slot(id);
         }
@@ -408,6 +408,7 @@ impl<W: World> Shard<W> {
             let connection = self.messenger.connect(dial.address, Role::Osd(dial.key.0), dial.key.1);
             self.peers.connecting(dial.key, connection);
         }
+        self.note_epochs(now);
         self.report(now);
         self.run_map_client(now);
     }

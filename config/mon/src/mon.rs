@@ -169,6 +169,9 @@ impl<W: World, S: MapStore> Mon<W, S> {
         match received.envelope.message {
             Message::Subscribe(wire::Subscribe { have }) => {
                 self.subscribers.insert(connection, have);
+                if let Some(Role::Osd(osd)) = self.messenger.peer(connection).map(|peer| peer.role) {
+                    self.apply(now, Event::Seen { osd, epoch: have });
+                }
             }
             Message::Command(wire::Command { number }) => {
                 self.apply(now, Event::Command { connection, number, request: data });
@@ -179,9 +182,9 @@ impl<W: World, S: MapStore> Mon<W, S> {
                 self.apply(now, Event::Boot { connection, osd, incarnation, info });
             }
             Message::Report(report) if self.is_from(connection, report.osd) => {
-                let (osd, incarnation) = (report.osd, report.incarnation);
+                let wire::Report { osd, incarnation, epoch } = report;
                 if let Ok(report) = postcard::from_bytes(data) {
-                    self.apply(now, Event::Report { osd, incarnation, report });
+                    self.apply(now, Event::Report { osd, incarnation, epoch, report });
                 }
             }
             Message::Failure(failure) => {
@@ -226,6 +229,11 @@ impl<W: World, S: MapStore> Mon<W, S> {
 
     /// What is left and what is reserved now are one range: nobody else reserves.
     fn more_sessions(&mut self) -> Option<std::ops::Range<u64>> {
+        if self.core.outdated().is_some() {
+            // They may have been handed out before.
+            self.messenger.set_sessions(0..0);
+            return None;
+        }
         let left = self.messenger.sessions_left();
         if left >= SESSIONS_LOW {
             return None;
@@ -328,6 +336,7 @@ impl<W: World, S: MapStore> Poller for Mon<W, S> {
         }
         self.core.tick(now, self.clock.unix_seconds());
         activity = activity.or(self.commit(now));
+        self.core.answer_fences(now, &mut self.actions);
         if self.failed {
             return activity;
         }

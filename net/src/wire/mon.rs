@@ -86,6 +86,8 @@ pub struct Report {
     pub osd: OsdId,
     /// Which start.
     pub incarnation: Incarnation,
+    /// The newest map that every core of it has taken: what this one fences is served there no more.
+    pub epoch: Epoch,
 }
 
 /// The state of one PG on its primary.

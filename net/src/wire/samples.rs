@@ -251,7 +251,7 @@ impl Draw {
             Kind::Subscribe => Message::Subscribe(Subscribe { have: self.epoch() }),
             Kind::Map => Message::Map(Map { epoch: self.epoch() }),
             Kind::Boot => Message::Boot(Boot { osd, incarnation }),
-            Kind::Report => Message::Report(Report { osd, incarnation }),
+            Kind::Report => Message::Report(Report { osd, incarnation, epoch: self.epoch() }),
             Kind::Failure => Message::Failure(Failure { osd, incarnation, silent_ms: self.u32() }),
             Kind::Command => Message::Command(Command { number: self.next() }),
             Kind::CommandReply => {

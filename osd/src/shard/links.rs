@@ -113,6 +113,10 @@ struct Shared {
     epoch: AtomicU32,
     /// Shards that have mounted.
     mounted: AtomicUsize,
+    /// The newest interval that a PG of any shard has promised.
+    promised: AtomicU32,
+    /// By shard: the epoch of the map that it goes by.
+    taken: Box<[AtomicU32]>,
 }
 
 impl Shared {
@@ -146,7 +150,8 @@ impl ShardLinks {
     /// As [`ShardLinks::new`], with mailboxes of this many messages.
     pub(super) fn with_capacity(shards: usize, capacity: usize) -> Vec<ShardLinks> {
         assert!(shards > 0, "an OSD has a shard");
-        let shared = Arc::new(Shared::default());
+        let taken = (0..shards).map(|_| AtomicU32::new(0)).collect();
+        let shared = Arc::new(Shared { taken, ..Shared::default() });
         let (senders, receivers): (Vec<_>, Vec<_>) = (0..shards).map(|_| mailbox(capacity)).unzip();
         let links = receivers.into_iter().enumerate().map(|(index, receiver)| ShardLinks {
             index: u16::try_from(index).expect("few shards"),
@@ -229,9 +234,13 @@ impl ShardLinks {
 
     // ------------------------------------------------------------------------------- what shards share
 
-    /// This shard has mounted, with these PGs.
-    pub fn register(&self, pgs: impl Iterator<Item = PgId>) {
-        self.shared.table().owners.extend(pgs.map(|pg| (pg, self.index)));
+    /// This shard has mounted, with these PGs and the interval that each has promised.
+    pub fn register(&self, pgs: impl Iterator<Item = (PgId, Epoch)>) {
+        let promised = |(pg, promised): (PgId, Epoch)| {
+            self.shared.promised.fetch_max(promised.0, Ordering::AcqRel);
+            (pg, self.index)
+        };
+        self.shared.table().owners.extend(pgs.map(promised));
         self.shared.mounted.fetch_add(1, Ordering::AcqRel);
         self.make_look(0);
     }
@@ -240,6 +249,23 @@ impl ShardLinks {
     /// and peers of the others would wait.
     pub fn is_complete(&self) -> bool {
         self.shared.mounted.load(Ordering::Acquire) >= self.senders.len()
+    }
+
+    /// The newest interval that a PG of this OSD has promised: known when all shards have mounted.
+    pub fn promised(&self) -> Epoch {
+        Epoch(self.shared.promised.load(Ordering::Acquire))
+    }
+
+    /// This shard goes by the map of that epoch.
+    pub fn note_taken(&self, epoch: Epoch) {
+        self.shared.taken[usize::from(self.index)].store(epoch.0, Ordering::Release);
+        self.make_look(0);
+    }
+
+    /// The newest map that every shard goes by.
+    pub fn taken_by_all(&self) -> Epoch {
+        let taken = self.shared.taken.iter().map(|taken| taken.load(Ordering::Acquire));
+        Epoch(taken.min().expect("an OSD has a shard"))
     }
 
     /// A mailbox that is full needs no message: its shard is awake, and looks after it has read.
@@ -338,10 +364,11 @@ mod tests {
     #[test]
     fn new_pgs_go_to_the_least_loaded_shard_and_stay() {
         let links = ShardLinks::new(2);
-        links[0].register([pg(1, 0), pg(1, 1)].into_iter());
+        links[0].register([(pg(1, 0), Epoch(3)), (pg(1, 1), Epoch(2))].into_iter());
         assert!(!links[0].is_complete(), "the other shard may have more");
         links[1].register(std::iter::empty());
         assert!(links[0].is_complete());
+        assert_eq!(links[1].promised(), Epoch(3));
         links[0].publish(&map(5), OsdId(7));
         let owners = |links: &ShardLinks| (0..4).map(|index| links.owner(pg(1, index))).collect::<Vec<_>>();
         assert_eq!(owners(&links[1]), [Some(0), Some(0), Some(1), Some(1)]);
@@ -351,6 +378,15 @@ mod tests {
         without.intervals.clear();
         links[0].publish(&Arc::new(without), OsdId(7));
         assert_eq!(owners(&links[1]), [None; 4], "the pool is gone");
+    }
+
+    #[test]
+    fn a_map_is_taken_when_every_shard_goes_by_it() {
+        let links = ShardLinks::new(2);
+        links[1].note_taken(Epoch(5));
+        assert_eq!(links[0].taken_by_all(), Epoch(0));
+        links[0].note_taken(Epoch(6));
+        assert_eq!(links[0].taken_by_all(), Epoch(5));
     }
 
     #[test]

@@ -48,6 +48,15 @@ impl<W: World> Shard<W> {
                 self.remove_pg(slot, id);
             }
         }
+        self.links.note_taken(map.epoch);
+    }
+
+    /// What the mon is to know of this OSD's epochs.
+    pub(super) fn note_epochs(&mut self, now: Instant) {
+        if let Some(client) = self.map_client.as_mut().filter(|_| self.links.is_complete()) {
+            client.note_promised(self.links.promised());
+            client.note_taken(now, self.links.taken_by_all());
+        }
     }
 
     /// A new start of an OSD may have put PGs that it had not stored yet on other cores.
@@ -186,7 +195,7 @@ impl<W: World> Shard<W> {
             report.bytes_written += counters.bytes_written;
             report.pg_count += u32::from(!pg.acting().is_empty());
             report.pgs.extend(self.pg_report(pg));
-            if matches!(pg.phase(), Phase::Incomplete) {
+            if matches!(pg.phase(), Phase::Incomplete { .. }) {
                 report.problems.push(format!("pg {} is incomplete", pg.id()));
             }
         }

@@ -75,6 +75,7 @@ fn to_json(check: &Check) -> Value {
 
 fn checks(core: &Core) -> Vec<Check> {
     let checks = [
+        outdated(core),
         auth(core),
         osd_down(core),
         osd_problem(core),
@@ -91,6 +92,13 @@ fn auth(core: &Core) -> Option<Check> {
                 of its own";
     let message = "authentication mode is none".to_owned();
     Some(Check { muted: true, ..Check::warn("AUTH_NONE", message, vec![line.to_owned()]) })
+}
+
+fn outdated(core: &Core) -> Option<Check> {
+    let (osd, epoch) = core.outdated()?;
+    let line = crate::command::outdated(core.map().epoch, osd, epoch);
+    let message = "the mon's store is an old copy".to_owned();
+    Some(Check { severity: Severity::Error, ..Check::warn("MON_OUTDATED", message, vec![line]) })
 }
 
 fn osd_down(core: &Core) -> Option<Check> {

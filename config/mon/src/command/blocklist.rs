@@ -23,6 +23,7 @@ pub(super) fn add(core: &mut Core, arguments: &Arguments) -> Answer {
     if known.is_none() {
         core.change(true, Change::Fence(session));
     }
+    core.await_fence(since);
     Ok(json!({ "session": session.0, "since": since.0 }))
 }
 

@@ -19,7 +19,7 @@
 //! | `pool get` | `pool`, `var` (all when not given) | `{"pool", "pool_id", var: value}` |
 //! | `pool set` | `pool`, `var`, `val` | the pool |
 //! | `pool rm` | `pool`, `pool2` (the name again), `yes_i_really_really_mean_it` | `{"pool", "pool_id"}` |
-//! | `blocklist add` | `session` | `{"session", "since"}` |
+//! | `blocklist add` | `session` | `{"session", "since"}`, when every OSD that is up and serves PGs goes by it |
 //! | `blocklist rm` | `session`, `yes_i_really_mean_it` | `{"session"}` |
 //! | `blocklist ls` | | `[{"session", "since"}]` |
 //! | `mon dump` | | as `ceph mon dump` |
@@ -30,6 +30,7 @@ mod pool;
 
 use crate::answer;
 use crate::core::Core;
+use loligo_config::id::{Epoch, OsdId};
 use serde_json::{Map, Value, json};
 
 /// Errno-like codes, as Ceph's commands answer them.
@@ -43,9 +44,11 @@ pub enum Code {
     EINVAL = 22,
     ENOSPC = 28,
     EOPNOTSUPP = 95,
+    ETIMEDOUT = 110,
+    ESTALE = 116,
 }
 
-/// Why a command was refused. Nothing was changed.
+/// Why a command was refused. Nothing was changed, unless the message says so.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct CommandError {
@@ -56,7 +59,7 @@ pub struct CommandError {
 }
 
 impl CommandError {
-    fn new(code: Code, message: impl Into<String>) -> Self {
+    pub(crate) fn new(code: Code, message: impl Into<String>) -> Self {
         Self { code, message: message.into() }
     }
 
@@ -79,6 +82,16 @@ struct Verb {
     arguments: &'static [&'static str],
     run: fn(&mut Core, &Arguments) -> Answer,
 }
+
+impl Verb {
+    fn changes_something(&self) -> bool {
+        CHANGING.contains(&self.prefix)
+    }
+}
+
+/// The verbs that make a new map, or something else durable.
+const CHANGING: [&str; 6] =
+    ["osd new", "pool create", "pool set", "pool rm", "blocklist add", "blocklist rm"];
 
 const VERBS: [Verb; 17] = [
     Verb { prefix: "status", arguments: &[], run: |core, _| Ok(answer::status(core)) },
@@ -121,7 +134,18 @@ pub(crate) fn execute(core: &mut Core, request: &[u8]) -> Answer {
         let message = format!("`{prefix}` has no argument {key:?}; it has: {arguments}");
         return Err(CommandError::invalid(message));
     }
+    if let Some((osd, epoch)) = core.outdated().filter(|_| verb.changes_something()) {
+        return Err(CommandError::new(Code::ESTALE, outdated(core.map().epoch, osd, epoch)));
+    }
     (verb.run)(core, &Arguments { values })
+}
+
+/// What is wrong with a mon that is behind an OSD, and what to do.
+pub(crate) fn outdated(own: Epoch, osd: OsdId, epoch: Epoch) -> String {
+    format!(
+        "this mon's map is of epoch {own}, {osd} has seen epoch {epoch}: its store is an old copy. It changes nothing, so \
+         that no epoch is used twice; stop it and start it with the newest store"
+    )
 }
 
 /// The arguments of one command.

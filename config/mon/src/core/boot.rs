@@ -42,11 +42,12 @@ impl Core {
         self.waiting.push(reply(BootStatus::Taken, self.map.epoch));
     }
 
-    fn judge(&self, osd: OsdId, incarnation: Incarnation, info: &BootInfo) -> Result<(), BootStatus> {
-        let map = self.newest();
-        if info.newest_map > map.epoch {
+    fn judge(&mut self, osd: OsdId, incarnation: Incarnation, info: &BootInfo) -> Result<(), BootStatus> {
+        self.saw(osd, info.newest_map);
+        if self.outdated().is_some() {
             return Err(BootStatus::OldMon);
         }
+        let map = self.newest();
         let elsewhere = map.osds.values().any(|other| other.device == info.device && other.id != osd);
         let mut reserved = self.extra_draft.reserved.iter();
         if elsewhere || reserved.any(|(id, device)| *device == info.device && *id != osd) {

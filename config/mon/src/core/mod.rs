@@ -18,6 +18,7 @@
 
 mod boot;
 mod draft;
+mod fence;
 mod osds;
 #[cfg(test)]
 mod tests;
@@ -28,6 +29,7 @@ pub(crate) use osds::Usage;
 use crate::command;
 use crate::store::Extra;
 use draft::Draft;
+use fence::Fence;
 use loligo_config::id::{ClusterId, Epoch, Incarnation, OsdId, SessionId};
 use loligo_config::map::{AuthMode, ClusterMap};
 use loligo_net::wire::mon::{BootInfo, BootStatus, OsdReport};
@@ -55,6 +57,8 @@ pub struct MonSettings {
     pub start_grace: Duration,
     /// Membership changes within this time share one epoch.
     pub batch: Duration,
+    /// How long `blocklist add` waits until every OSD goes by the fence.
+    pub fence_wait: Duration,
 }
 
 impl MonSettings {
@@ -72,6 +76,8 @@ impl MonSettings {
             start_grace: Duration::from_secs(5),
             // Processes killed together are seen within a few milliseconds of each other. Guessed.
             batch: Duration::from_millis(20),
+            // A map takes milliseconds; an OSD that is slower than this hangs, and is marked down soon. Guessed.
+            fence_wait: Duration::from_secs(5),
         }
     }
 }
@@ -104,12 +110,21 @@ pub enum Event<'a> {
         /// What it says of itself.
         info: Option<BootInfo>,
     },
+    /// An OSD has a map of this epoch.
+    Seen {
+        /// The OSD.
+        osd: OsdId,
+        /// The epoch.
+        epoch: Epoch,
+    },
     /// An OSD tells how it is.
     Report {
         /// The OSD.
         osd: OsdId,
         /// Which start.
         incarnation: Incarnation,
+        /// The newest map that all of it goes by.
+        epoch: Epoch,
         /// How it is.
         report: OsdReport,
     },
@@ -178,6 +193,12 @@ pub struct Core {
     in_commit: Option<ClusterMap>,
     unix_seconds: u64,
     now: Instant,
+    /// Answers that wait for OSDs.
+    fences: Vec<Fence>,
+    /// The map that the answer to the current command waits for.
+    awaited: Option<Epoch>,
+    /// The newest epoch that an OSD has named, and which.
+    seen: (OsdId, Epoch),
 }
 
 /// What the store must make durable.
@@ -211,6 +232,9 @@ impl Core {
             in_commit: None,
             unix_seconds,
             now,
+            fences: Vec::new(),
+            awaited: None,
+            seen: (OsdId(0), Epoch(0)),
         }
     }
 
@@ -244,8 +268,10 @@ impl Core {
             Event::Boot { connection, osd, incarnation, info } => {
                 self.on_boot(connection, osd, incarnation, info, out)
             }
-            Event::Report { osd, incarnation, report } => {
-                self.osds.report(&self.map, now, osd, incarnation, report)
+            Event::Seen { osd, epoch } => self.saw(osd, epoch),
+            Event::Report { osd, incarnation, epoch, report } => {
+                self.saw(osd, epoch);
+                self.osds.report(&self.map, now, osd, incarnation, epoch, report)
             }
             Event::Failure { reporter, osd, incarnation } => self.on_failure(reporter, osd, incarnation),
             Event::Command { connection, number, request } => {
@@ -266,7 +292,7 @@ impl Core {
     /// When `tick` or `draft` has something to do.
     pub fn next_deadline(&self) -> Option<Instant> {
         let draft = self.draft.as_ref().map(|draft| draft.due);
-        [draft, self.osds.next_deadline()].into_iter().flatten().min()
+        [draft, self.osds.next_deadline(), self.next_fence()].into_iter().flatten().min()
     }
 
     /// Whether nobody may hear anything before [`Core::draft`] has been committed.
@@ -340,7 +366,8 @@ impl Core {
     }
 
     fn mark_down(&mut self, osd: OsdId) {
-        if self.newest().is_up(osd) {
+        // An old copy of the store makes no epochs.
+        if self.outdated().is_none() && self.newest().is_up(osd) {
             self.change(false, Change::Down(osd));
         }
     }
@@ -362,6 +389,9 @@ impl Core {
             Ok(value) => serde_json::json!({ "ok": value }),
             Err(error) => error.to_json(),
         };
+        if let Some(since) = self.awaited.take() {
+            return self.hold_answer(since, connection, number, answer);
+        }
         let reply = Action::CommandReply { connection, number, epoch: self.map.epoch, answer };
         if changed { self.waiting.push(reply) } else { out.push(reply) }
     }

@@ -1,6 +1,6 @@
 //! What the mon knows of its OSDs beyond the map: connections, deadlines, reports. None of it is durable.
 
-use loligo_config::id::{Incarnation, OsdId, PgId};
+use loligo_config::id::{Epoch, Incarnation, OsdId, PgId};
 use loligo_config::map::ClusterMap;
 use loligo_net::wire::mon::{OsdReport, PgReport, PgState};
 use loligo_reactor::env::{ConnectionId, Instant};
@@ -26,6 +26,8 @@ struct Link {
     lost: bool,
     retired: VecDeque<Incarnation>,
     report: Option<Reported>,
+    /// The newest map that all of it goes by.
+    epoch: Epoch,
 }
 
 #[derive(Debug)]
@@ -89,6 +91,7 @@ impl Osds {
             link.incarnation = incarnation;
             link.connections.clear();
             link.report = None;
+            link.epoch = Epoch(0);
         }
         self.connected(connection, osd, incarnation);
     }
@@ -135,11 +138,13 @@ impl Osds {
         now: Instant,
         osd: OsdId,
         incarnation: Incarnation,
+        epoch: Epoch,
         mut report: OsdReport,
     ) {
         let Some(link) = self.links.get_mut(&osd).filter(|link| link.incarnation == incarnation) else {
             return;
         };
+        link.epoch = link.epoch.max(epoch);
         for pg in report.pgs.drain(..).filter(|report| map.primary(report.pg) == Some(osd)) {
             self.pgs.insert(pg.pg, pg);
         }
@@ -147,6 +152,11 @@ impl Osds {
         report.problems.iter_mut().for_each(|problem| *problem = problem.chars().take(200).collect());
         let rates = link.report.as_ref().map_or(Rates::default(), |before| before.rates_to(now, &report));
         link.report = Some(Reported { at: now, report, rates });
+    }
+
+    /// The newest map that all of an OSD goes by, as far as it has told.
+    pub(super) fn epoch(&self, osd: OsdId) -> Epoch {
+        self.links.get(&osd).map_or(Epoch(0), |link| link.epoch)
     }
 
     /// PGs with a new interval peer first; PGs of removed pools are forgotten.

@@ -44,6 +44,7 @@ impl Bench {
             self.store.commit(&commit.map, &commit.extra).unwrap();
             self.core.committed(out);
         }
+        self.core.answer_fences(self.now, out);
     }
 
     /// Applies an event and what follows from it within the time for batching.
@@ -286,7 +287,7 @@ fn starts_that_were_replaced_are_ignored() {
     let (_, status) = bench.boot_as(0, 100, info(0));
     assert_eq!(status, BootStatus::Running);
     let report = OsdReport { used: 77, ..OsdReport::default() };
-    bench.event(Event::Report { osd: OsdId(0), incarnation: Incarnation(100), report });
+    bench.event(Event::Report { osd: OsdId(0), incarnation: Incarnation(100), epoch: Epoch(0), report });
     assert_eq!(bench.core.usage().report(OsdId(0)), None);
     bench.pass(2000);
     assert_eq!(bench.epoch(), epoch, "the end of the old connection is not the end of the new start");
@@ -534,6 +535,81 @@ fn sessions_are_fenced_and_freed() {
     assert!(!bench.core.map().is_fenced(SessionId(3)));
 }
 
+/// Who takes a lock over writes as soon as the old owner is fenced: on no OSD may that one still be served.
+#[test]
+fn a_fence_is_answered_when_every_osd_that_serves_goes_by_it() {
+    let (mut bench, connections) = Bench::with_pool();
+    bench.core.reserve_sessions(1000);
+    bench.pass(1);
+    let fence = json!({ "prefix": "blocklist add", "session": 3 }).to_string();
+    let send = |bench: &mut Bench, number| {
+        let request = fence.as_bytes();
+        bench.event(Event::Command { connection: ConnectionId(999), number, request })
+    };
+    let answers = |out: &[Action]| -> Vec<(u64, Value)> {
+        let reply = |action: &Action| match action {
+            Action::CommandReply { number, answer, .. } => Some((*number, answer.clone())),
+            _ => None,
+        };
+        out.iter().filter_map(reply).collect()
+    };
+    let out = send(&mut bench, 1);
+    let since = bench.core.map().epoch;
+    assert!(bench.core.map().is_fenced(SessionId(3)));
+    assert_eq!(answers(&out), []);
+    let says = |bench: &mut Bench, osd: u32, epoch| {
+        let incarnation = Incarnation(100 + u64::from(osd));
+        bench.event(Event::Report { osd: OsdId(osd), incarnation, epoch, report: OsdReport::default() })
+    };
+    assert_eq!(answers(&says(&mut bench, 0, since)), []);
+    assert_eq!(answers(&says(&mut bench, 1, Epoch(since.0 - 1))), [], "it has an older map");
+    assert_eq!(answers(&says(&mut bench, 1, since)), []);
+    let ok = json!({ "ok": { "session": 3, "since": since.0 } });
+    assert_eq!(answers(&says(&mut bench, 2, since)), [(1, ok.clone())]);
+    // Again: everybody has it.
+    assert_eq!(answers(&send(&mut bench, 2)), [(2, ok.clone())]);
+    // A new start of an OSD has to say it anew; one that does not is named.
+    bench.event(Event::Lost { connection: connections[1] });
+    bench.boot(1, 200);
+    assert_eq!(answers(&send(&mut bench, 3)), []);
+    let late = answers(&bench.pass(5000));
+    assert_eq!((late.len(), late[0].0, &late[0].1["error"]["name"]), (1, 3, &json!("ETIMEDOUT")));
+    let message = late[0].1["error"]["message"].as_str().unwrap();
+    assert!(message.contains("osd.1 did not") && !message.contains("osd.2"), "{message}");
+    assert!(bench.core.map().is_fenced(SessionId(3)), "the fence stays");
+    // One that is down serves nothing.
+    assert_eq!(answers(&send(&mut bench, 4)), []);
+    let link = ConnectionId(bench.connections);
+    bench.event(Event::Lost { connection: link });
+    assert_eq!(answers(&bench.pass(600)), [(4, ok)]);
+}
+
+/// Restored from an old backup: an epoch that it made would be used twice.
+#[test]
+fn a_mon_that_is_behind_an_osd_makes_no_epoch() {
+    let (bench, _) = Bench::with_pool();
+    let backup = bench.store.clone();
+    let epoch = bench.epoch();
+    for by_boot in [true, false] {
+        let mut bench = Bench::on(backup.clone());
+        let newest_map = Epoch(epoch + 5);
+        if by_boot {
+            let (_, status) = bench.boot_as(0, 500, BootInfo { newest_map, ..info(0) });
+            assert_eq!(status, BootStatus::OldMon);
+        } else {
+            bench.event(Event::Seen { osd: OsdId(0), epoch: newest_map });
+        }
+        assert_eq!(bench.boot_as(1, 500, info(1)).1, BootStatus::OldMon, "nobody else either");
+        let create = json!({ "prefix": "pool create", "pool": "new", "failure_domain": "osd" });
+        assert!(bench.refusal(create, "ESTALE").contains("old copy"));
+        bench.pass(10_000);
+        assert_eq!(bench.epoch(), epoch, "nor does it mark anybody down");
+        let health = bench.command(json!({ "prefix": "health" })).unwrap();
+        assert_eq!(health["status"], "HEALTH_ERR");
+        assert!(health["checks"]["MON_OUTDATED"].is_object(), "{health}");
+    }
+}
+
 #[test]
 fn everything_is_there_after_a_restart() {
     let (bench, _) = Bench::with_pool();
@@ -564,7 +640,7 @@ fn status_adds_up_what_the_osds_report() {
         for osd in 0..3 {
             let report = report(PgState::Active, writes);
             let incarnation = Incarnation(100 + u64::from(osd));
-            bench.apply(Event::Report { osd: OsdId(osd), incarnation, report });
+            bench.apply(Event::Report { osd: OsdId(osd), incarnation, epoch: Epoch(0), report });
         }
         bench.pass(1000);
     }
@@ -601,7 +677,12 @@ fn health_names_what_to_run() {
     let create = json!({ "prefix": "pool create", "pool": "big", "size": 4, "min_size": 4 });
     bench.command(create).unwrap();
     let problem = OsdReport { problems: vec!["device failed: x".into()], ..OsdReport::default() };
-    bench.event(Event::Report { osd: OsdId(0), incarnation: Incarnation(100), report: problem });
+    bench.event(Event::Report {
+        osd: OsdId(0),
+        incarnation: Incarnation(100),
+        epoch: Epoch(0),
+        report: problem,
+    });
     bench.event(Event::Lost { connection: connections[1] });
     bench.pass(600);
     let health = bench.command(json!({ "prefix": "health" })).unwrap();

@@ -144,7 +144,7 @@ kinds! {
     Map = 65: m::Map => mon::EpochLayout,
     Boot = 66: m::Boot => mon::StartLayout,
     BootReply = 67: m::BootReply => mon::BootReplyLayout,
-    Report = 68: m::Report => mon::StartLayout,
+    Report = 68: m::Report => mon::ReportLayout,
     Failure = 69: m::Failure => mon::FailureLayout,
     Command = 70: m::Command => mon::CommandLayout,
     CommandReply = 71: m::CommandReply => mon::CommandReplyLayout,

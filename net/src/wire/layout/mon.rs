@@ -42,7 +42,7 @@ impl TryFrom<&EpochLayout> for Map {
 }
 
 layout! {
-    /// `Boot` and `Report`.
+    /// `Boot`.
     StartLayout(16) { incarnation: U64, osd: U32, reserved: U32, }
 }
 
@@ -60,17 +60,30 @@ impl TryFrom<&StartLayout> for Boot {
     }
 }
 
-impl From<&Report> for StartLayout {
+layout! {
+    /// `Report`.
+    ReportLayout(16) { incarnation: U64, osd: U32, epoch: U32, }
+}
+
+impl From<&Report> for ReportLayout {
     fn from(report: &Report) -> Self {
-        Self { incarnation: report.incarnation.0.into(), osd: report.osd.0.into(), ..zeroed() }
+        Self {
+            incarnation: report.incarnation.0.into(),
+            osd: report.osd.0.into(),
+            epoch: report.epoch.0.into(),
+        }
     }
 }
 
-impl TryFrom<&StartLayout> for Report {
+impl TryFrom<&ReportLayout> for Report {
     type Error = DecodeError;
 
-    fn try_from(layout: &StartLayout) -> Result<Self, DecodeError> {
-        Ok(Self { osd: OsdId(layout.osd.get()), incarnation: Incarnation(layout.incarnation.get()) })
+    fn try_from(layout: &ReportLayout) -> Result<Self, DecodeError> {
+        Ok(Self {
+            osd: OsdId(layout.osd.get()),
+            incarnation: Incarnation(layout.incarnation.get()),
+            epoch: Epoch(layout.epoch.get()),
+        })
     }
 }
 
