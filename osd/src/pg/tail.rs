@@ -13,8 +13,8 @@ use loligo_config::limits::OP_BLOCKS_MAX;
 use loligo_config::units::BLOCK_SIZE;
 use loligo_net::wire::Message;
 use loligo_net::wire::peering::{PeerFetch, PeerPush, PeerPushAck, PeerPushDone, PushKind};
-use loligo_reactor::planted::{self, Bug};
 use loligo_reactor::env::Instant;
+use loligo_reactor::planted::{self, Bug};
 use std::collections::{BTreeMap, VecDeque};
 
 /// Pushes read, sent and not yet acknowledged: at most 16 MiB of data. Guessed; it hides one round trip and one
