@@ -298,8 +298,8 @@ impl Admin {
 
     /// The controller has stopped: its memory is ours, and it begins anew.
     fn enable<B: Bus>(&mut self, shared: &Shared<B>, epoch: u64) {
-        self.sq.reset();
-        self.cq.reset();
+        self.sq.reset(None);
+        self.cq.reset(None);
         shared.uses_shadow.store(false, Ordering::Release);
         shared.shadow.zero(0, 2 * PAGE_LEN);
         shared.set_standing(epoch + 1, Standing::Stopped);

@@ -201,6 +201,11 @@ impl<B: Bus> Shared<B> {
         }
     }
 
+    /// The pages of shadow doorbells, used or not.
+    pub(crate) fn shadow_pages(&self) -> &Region {
+        &self.shadow
+    }
+
     pub(crate) fn shadow(&self) -> Option<Arc<Region>> {
         self.uses_shadow.load(Ordering::Acquire).then(|| Arc::clone(&self.shadow))
     }

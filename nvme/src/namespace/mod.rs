@@ -36,11 +36,14 @@ use op::{Bounce, Op, Piece, Scratch, Target, Verb, extent};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// Largest read or write: 2 MiB, cut into as many commands as the controller needs.
 const TRANSFER_BLOCKS_MAX: u64 = 512;
 /// Sweeps per command timeout. A command is aborted at the first sweep after the timeout, so up to an eighth late.
 const SWEEPS_PER_TIMEOUT: u8 = 8;
+/// How often a parked reactor looks while a controller is reset. Guessed: short against the reset.
+const BUSY_POLL: Duration = Duration::from_millis(1);
 /// Times that a command is sent again because the controller says so. Linux has the same default.
 const ATTEMPTS_MAX: u8 = 5;
 /// Bits of a command id that are the slot's index; those above count the slot's uses, so that an old completion does
@@ -170,6 +173,23 @@ impl<B: Bus, C: Clock> Namespace<B, C> {
     /// The queue's number on the controller.
     pub fn queue(&self) -> u16 {
         self.queue
+    }
+
+    /// How soon it wants to be polled, besides when the controller signals a completion: at once (zero) when
+    /// completions wait to be taken, soon while the controller is not up, and now and then while commands are in
+    /// flight, for their limits of time. `None`: not before the next submission.
+    pub fn wants_poll_within(&self) -> Option<Duration> {
+        if !self.ready.is_empty() {
+            return Some(Duration::ZERO);
+        }
+        if self.free_ops.len() == self.ops.len() {
+            return None;
+        }
+        let live = self.attached && self.shared.standing() == (self.epoch, Standing::Live);
+        if !live || self.overdue || !self.resend.is_empty() {
+            return Some(BUSY_POLL);
+        }
+        Some(self.shared.options.command_timeout / SWEEPS_PER_TIMEOUT.into())
     }
 
     /// Compares what is on the device with `data` of a write, which is not written. The completion has the operation

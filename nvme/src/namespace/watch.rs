@@ -16,8 +16,8 @@ impl<B: Bus, C: Clock> Namespace<B, C> {
     /// The controller has stopped since this queue was last looked at: memory is the host's again.
     pub(super) fn rejoin(&mut self, epoch: u64) {
         (self.epoch, self.attached, self.overdue) = (epoch, false, false);
-        self.sq.reset();
-        self.cq.reset();
+        self.sq.reset(Some(self.shared.shadow_pages()));
+        self.cq.reset(Some(self.shared.shadow_pages()));
         for index in 0..self.slots.len() {
             let slot = &mut self.slots[index];
             let timed_out = slot.sweeps > SWEEPS_PER_TIMEOUT;

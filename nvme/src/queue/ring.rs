@@ -57,6 +57,16 @@ impl Doorbell {
         *self = Self::new(self.register, None);
     }
 
+    /// Zeroes the shadow and the event index that an earlier queue of this number may have left, before the controller
+    /// is asked to make this one.
+    pub fn clear(&self, pages: &Region) {
+        let offset = (self.register - DOORBELLS) as usize;
+        if offset + 4 <= SHADOW_PAGE_LEN {
+            pages.write_u32(offset, 0);
+            pages.write_u32(SHADOW_PAGE_LEN + offset, 0);
+        }
+    }
+
     /// Says whether there is a shadow, before the doorbell is used.
     pub fn set_shadow(&mut self, shadow: Option<Arc<Region>>) {
         *self = Self::new(self.register, shadow);
@@ -118,10 +128,14 @@ impl SubmissionRing {
         }
     }
 
-    /// Begins anew: the controller has forgotten the queue.
-    pub fn reset(&mut self) {
+    /// Begins anew: the controller has forgotten the queue. `shadows` are the pages of shadow doorbells that it may be
+    /// given.
+    pub fn reset(&mut self, shadows: Option<&Region>) {
         (self.tail, self.rung) = (0, 0);
         self.doorbell.reset();
+        if let Some(pages) = shadows {
+            self.doorbell.clear(pages);
+        }
     }
 
     /// The controller has made the queue, with these shadow doorbells.
@@ -184,11 +198,14 @@ impl CompletionRing {
         }
     }
 
-    /// Begins anew: the controller has forgotten the queue and writes to it no more.
-    pub fn reset(&mut self) {
+    /// Begins anew: the controller has forgotten the queue and writes to it no more. `shadows` as for the other ring.
+    pub fn reset(&mut self, shadows: Option<&Region>) {
         (self.head, self.rung, self.phase) = (0, 0, true);
         self.memory.zero(self.offset, usize::from(self.entries) * COMPLETION_LEN);
         self.doorbell.reset();
+        if let Some(pages) = shadows {
+            self.doorbell.clear(pages);
+        }
     }
 
     /// The controller has made the queue, with these shadow doorbells. Its memory is left alone: completions may have
@@ -271,7 +288,7 @@ mod tests {
         ring.ring(&bus);
         ring.ring(&bus);
         assert_eq!(*bus.0.borrow(), [(0x100c, 1)]);
-        ring.reset();
+        ring.reset(None);
         assert_eq!((ring.pop(), memory.read_u64(8)), (None, 0));
     }
 

@@ -118,6 +118,27 @@ fn queue_counts_are_negotiated_and_queues_given_back() {
     ));
 }
 
+/// What a queue's predecessor of the same number has left in the shadow doorbells is not the new queue's.
+#[test]
+fn a_queue_number_is_used_again_with_shadow_doorbells() {
+    let mut bench =
+        Bench::new(SoftOptions { shadow_doorbells: true, queue_pairs_max: 1, ..Default::default() });
+    for round in 1..5 {
+        let mut device = bench.device(1);
+        for lba in 0..u64::from(round) * 7 {
+            bench.write(&mut device, lba, round).unwrap();
+        }
+        assert_eq!(device.stats().commands, u64::from(round) * 7);
+        assert_eq!(device.stats().unknown, 0);
+        drop(device);
+        for _ in 0..20 {
+            bench.controller().drive(&bench.clock);
+            bench.turn();
+        }
+    }
+    assert_eq!(bench.controller().resets(), 0);
+}
+
 #[test]
 fn facts_are_read() {
     let soft =
