@@ -99,11 +99,14 @@ pub struct Namespace<B: Bus, C: Clock> {
     compares: bool,
     slots: Box<[Slot]>,
     free: Vec<u16>,
-    ops: Box<[Option<Op>]>,
+    ops: Box<[Op]>,
+    /// The caller's part of each operation; `None` where there is none.
+    bodies: Box<[Option<DiskOp>]>,
     free_ops: Vec<u32>,
     unsent: VecDeque<u32>,
     resend: VecDeque<Piece>,
-    ready: VecDeque<Completion>,
+    /// Operations that have ended and were not delivered yet.
+    ready: VecDeque<u32>,
     /// The controller's epoch that this queue has joined, and whether it was made in it.
     epoch: u64,
     attached: bool,
@@ -148,7 +151,8 @@ impl<B: Bus, C: Clock> Namespace<B, C> {
             compares: controller.identity.compares,
             slots: vec![slot; depth.into()].into(),
             free: (0..depth).rev().collect(),
-            ops: (0..depth).map(|_| None).collect(),
+            ops: (0..depth).map(|_| Op::new(Ticket(0), Verb::Flush, 0, 0)).collect(),
+            bodies: (0..depth).map(|_| None).collect(),
             free_ops: (0..u32::from(depth)).rev().collect(),
             unsent: VecDeque::with_capacity(depth.into()),
             resend: VecDeque::with_capacity(depth.into()),
@@ -199,48 +203,49 @@ impl<B: Bus, C: Clock> Namespace<B, C> {
     /// As `submit`.
     #[allow(clippy::result_large_err, reason = "the operation comes back in it, without an allocation")]
     pub fn submit_compare(&mut self, op: DiskOp, ticket: Ticket) -> Result<(), QueueFull<DiskOp>> {
-        let refused = !self.compares || !matches!(op, DiskOp::Write { .. });
-        self.submit_as(op, ticket, Some(Verb::Compare), refused.then_some(Err(DiskError::Invalid)))
+        if !self.compares || !matches!(op, DiskOp::Write { .. }) {
+            return self.submit_as(op, ticket, Verb::Compare, Some(Err(DiskError::Invalid)));
+        }
+        self.submit_as(op, ticket, Verb::Compare, None)
     }
 
+    #[inline]
     #[allow(clippy::result_large_err, reason = "the operation comes back in it, without an allocation")]
     fn submit_as(
         &mut self,
         op: DiskOp,
         ticket: Ticket,
-        verb: Option<Verb>,
+        verb: Verb,
         verdict: Option<Result<(), DiskError>>,
     ) -> Result<(), QueueFull<DiskOp>> {
-        if self.in_flight() >= self.geometry.queue_depth_max {
-            return Err(QueueFull(op));
+        let Some(&index) = self.free_ops.last() else { return Err(QueueFull(op)) };
+        // Lengths that are not whole blocks count as none, which is as wrong.
+        let (lba, blocks) = extent(&op).map_or((0, 0), |(lba, count)| (lba.0, count.0));
+        let mut state = Op::new(ticket, verb, lba, blocks);
+        state.result = verdict.or_else(|| self.verdict(verb, lba, blocks));
+        if state.result.is_none() {
+            match self.bounce(&op) {
+                Ok(bounce) => state.bounce = bounce,
+                Err(()) => return Err(QueueFull(op)),
+            }
+            if verb == Verb::Flush {
+                state.covers = self.shared.cached();
+            }
         }
-        let verb = verb.unwrap_or_else(|| self.verb(&op));
-        if let Some(result) = verdict.or_else(|| self.verdict(&op, verb)) {
-            self.ready.push_back(Completion { ticket, result, op });
-            return Ok(());
+        let ended = state.result.is_some();
+        self.free_ops.pop();
+        self.ops[index as usize] = state;
+        self.bodies[index as usize] = Some(op);
+        if ended {
+            self.ready.push_back(index);
+        } else {
+            self.begin(index);
         }
-        let bounce = match self.bounce(&op) {
-            Ok(bounce) => bounce,
-            Err(()) => return Err(QueueFull(op)),
-        };
-        let (lba, blocks) = extent(&op).expect("checked by `verdict`");
-        let covers = if verb == Verb::Flush { self.shared.cached() } else { 0 };
-        let index = self.free_ops.pop().expect("fewer in flight than places");
-        let (lba, blocks) = (lba.0, blocks.0);
-        let op = Op {
-            op,
-            ticket,
-            verb,
-            lba,
-            blocks,
-            sent: 0,
-            outstanding: 0,
-            error: None,
-            bounce,
-            sweeps: 0,
-            covers,
-        };
-        self.ops[index as usize] = Some(op);
+        Ok(())
+    }
+
+    /// Sends an operation, or as much of it as there is room for.
+    fn begin(&mut self, index: u32) {
         let idle = self.free.len() == self.slots.len();
         self.unsent.push_back(index);
         if self.attached && self.shared.standing() == (self.epoch, Standing::Live) {
@@ -250,7 +255,6 @@ impl<B: Bus, C: Clock> Namespace<B, C> {
                 self.sq.ring(&self.shared.bus);
             }
         }
-        Ok(())
     }
 
     fn verb(&self, op: &DiskOp) -> Verb {
@@ -266,11 +270,10 @@ impl<B: Bus, C: Clock> Namespace<B, C> {
     }
 
     /// How an operation ends that the controller need not be asked for.
-    fn verdict(&self, op: &DiskOp, verb: Verb) -> Option<Result<(), DiskError>> {
-        let Some((lba, count)) = extent(op) else { return Some(Err(DiskError::Invalid)) };
-        let transfers = matches!(op, DiskOp::Read { .. } | DiskOp::Write { .. });
-        let within = lba.checked_add(count).is_some_and(|end| end.0 <= self.geometry.blocks.0);
-        if count.0 == 0 || !within || transfers && count > self.geometry.transfer_blocks_max {
+    fn verdict(&self, verb: Verb, lba: u64, blocks: u64) -> Option<Result<(), DiskError>> {
+        let transfers = matches!(verb, Verb::Read | Verb::Write { .. } | Verb::Compare);
+        let within = lba.checked_add(blocks).is_some_and(|end| end <= self.geometry.blocks.0);
+        if blocks == 0 || !within || transfers && blocks > self.geometry.transfer_blocks_max.0 {
             return Some(Err(DiskError::Invalid));
         }
         if self.shared.standing().1 == Standing::Ended {
@@ -324,7 +327,7 @@ impl<B: Bus, C: Clock> Namespace<B, C> {
         }
         while let Some(&index) = self.unsent.front() {
             loop {
-                let op = self.ops[index as usize].as_mut().expect("an operation that waits is there");
+                let op = &mut self.ops[index as usize];
                 if op.error.is_some() {
                     op.sent = op.blocks;
                 }
@@ -359,8 +362,9 @@ impl<B: Bus, C: Clock> Namespace<B, C> {
             list: self.layout.lists_offset() + usize::from(index) * self.layout.list_stride,
             zeroes: self.layout.zeroes_offset(),
         };
-        let op = self.ops[piece.op as usize].as_mut().expect("a command belongs to an operation");
-        match op.command(&piece, &self.target, &scratch, &mut self.map, &self.shared.bus) {
+        let op = &mut self.ops[piece.op as usize];
+        let body = self.bodies[piece.op as usize].as_ref().expect("a command belongs to an operation");
+        match op.command(body, &piece, &self.target, &scratch, &mut self.map, &self.shared.bus) {
             Ok(mut command) => {
                 let slot = &mut self.slots[usize::from(index)];
                 slot.cid = next_cid(slot.cid, index);
@@ -393,7 +397,7 @@ impl<B: Bus, C: Clock> Namespace<B, C> {
         };
         self.free.push(index);
         let verdict = entry.status.verdict();
-        let op = self.ops[piece.op as usize].as_mut().expect("a command belongs to an operation");
+        let op = &mut self.ops[piece.op as usize];
         let error = match verdict {
             Verdict::Success => None,
             Verdict::Retry if piece.attempts < ATTEMPTS_MAX => {
@@ -421,27 +425,27 @@ impl<B: Bus, C: Clock> Namespace<B, C> {
     }
 
     fn close_piece(&mut self, index: u32) {
-        let op = self.ops[index as usize].as_mut().expect("a command belongs to an operation");
-        op.outstanding -= 1;
+        self.ops[index as usize].outstanding -= 1;
         self.finish_if_done(index);
     }
 
     /// Ends an operation whose commands have all ended. One that still waits in `unsent` is ended from there.
     fn finish_if_done(&mut self, index: u32) {
-        let done = |op: &Op| op.outstanding == 0 && op.sent == op.blocks;
-        if !self.ops[index as usize].as_ref().is_some_and(done) || self.unsent.front() == Some(&index) {
+        let at = index as usize;
+        if !self.ops[at].is_complete() || self.unsent.front() == Some(&index) {
             return;
         }
-        let mut op = self.ops[index as usize].take().expect("just looked at");
-        self.free_ops.push(index);
-        let result = self.result(&op);
-        if let (Some(Bounce::Into(from)), DiskOp::Read { buffer, .. }) = (&op.bounce, &mut op.op) {
+        let result = self.result(&self.ops[at]);
+        self.ops[at].result = Some(result);
+        if let (Some(Bounce::Into(from)), Some(DiskOp::Read { buffer, .. })) =
+            (&self.ops[at].bounce, &mut self.bodies[at])
+        {
             buffer.copy_from_slice(from);
         }
         if let Err(error) = result {
-            self.report(&op, error);
+            self.report(at, error);
         }
-        self.ready.push_back(Completion { ticket: op.ticket, result, op: op.op });
+        self.ready.push_back(index);
     }
 
     fn result(&self, op: &Op) -> Result<(), DiskError> {
@@ -462,8 +466,10 @@ impl<B: Bus, C: Clock> Namespace<B, C> {
         Ok(())
     }
 
-    fn report(&mut self, op: &Op, error: DiskError) {
+    #[cold]
+    fn report(&mut self, at: usize, error: DiskError) {
         self.stats.failed += 1;
+        let op = &self.ops[at];
         let refused = error == DiskError::Invalid;
         if op.verb.changes_data() && !refused && !self.poisoned.swap(true, Ordering::AcqRel) {
             tracing::error!(
@@ -475,7 +481,15 @@ impl<B: Bus, C: Clock> Namespace<B, C> {
 
     fn deliver(&mut self, budget: u32, done: &mut Completions) -> u32 {
         let count = self.ready.len().min(budget as usize);
-        done.extend(self.ready.drain(..count));
+        for _ in 0..count {
+            let index = self.ready.pop_front().expect("counted");
+            let op = &mut self.ops[index as usize];
+            let result = op.result.expect("what is ready has ended");
+            op.bounce = None;
+            let body = self.bodies[index as usize].take().expect("an operation is delivered once");
+            done.push_back(Completion { ticket: op.ticket, result, op: body });
+            self.free_ops.push(index);
+        }
         count as u32
     }
 }
@@ -486,7 +500,8 @@ impl<B: Bus, C: Clock> BlockDevice for Namespace<B, C> {
     }
 
     fn submit(&mut self, op: DiskOp, ticket: Ticket) -> Result<(), QueueFull<DiskOp>> {
-        self.submit_as(op, ticket, None, None)
+        let verb = self.verb(&op);
+        self.submit_as(op, ticket, verb, None)
     }
 
     fn poll(&mut self, budget: u32, done: &mut Completions) -> u32 {
@@ -522,7 +537,7 @@ impl<B: Bus, C: Clock> BlockDevice for Namespace<B, C> {
     }
 
     fn in_flight(&self) -> u32 {
-        (self.ops.len() - self.free_ops.len() + self.ready.len()) as u32
+        (self.ops.len() - self.free_ops.len()) as u32
     }
 }
 
@@ -539,7 +554,7 @@ impl<B: Bus, C: Clock> Drop for Namespace<B, C> {
         }
         if self.free_ops.len() < self.ops.len() {
             tracing::error!("buffers in flight are lost: the controller has neither answered nor stopped");
-            let ops = std::mem::take(&mut self.ops);
+            let ops = (std::mem::take(&mut self.ops), std::mem::take(&mut self.bodies));
             let map = std::mem::replace(&mut self.map, PoolMap::new(&BufferPool::new(0)));
             Box::leak(Box::new((ops, map)));
             return;

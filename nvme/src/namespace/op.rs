@@ -47,10 +47,9 @@ impl Verb {
     }
 }
 
-/// One operation of the caller.
+/// One operation of the caller, without the caller's own part of it (`DiskOp`), which is large and moved once.
 #[derive(Debug)]
 pub(super) struct Op {
-    pub(super) op: DiskOp,
     pub(super) ticket: Ticket,
     pub(super) verb: Verb,
     pub(super) lba: u64,
@@ -61,12 +60,37 @@ pub(super) struct Op {
     /// Commands in flight or to be sent again.
     pub(super) outstanding: u32,
     pub(super) error: Option<DiskError>,
+    /// How it has ended, once it has.
+    pub(super) result: Option<Result<(), DiskError>>,
     /// A copy that the controller works on, where it cannot reach the caller's own buffers.
     pub(super) bounce: Option<Bounce>,
     /// Sweeps since it was submitted.
     pub(super) sweeps: u16,
     /// For a flush: what it covers.
     pub(super) covers: u64,
+}
+
+impl Op {
+    pub(super) fn new(ticket: Ticket, verb: Verb, lba: u64, blocks: u64) -> Self {
+        Self {
+            ticket,
+            verb,
+            lba,
+            blocks,
+            sent: 0,
+            outstanding: 0,
+            error: None,
+            result: None,
+            bounce: None,
+            sweeps: 0,
+            covers: 0,
+        }
+    }
+
+    /// Whether all that it needs was asked for and answered.
+    pub(super) fn is_complete(&self) -> bool {
+        self.result.is_none() && self.outstanding == 0 && self.sent == self.blocks
+    }
 }
 
 #[derive(Debug)]
@@ -142,6 +166,7 @@ impl Op {
     /// The command for a piece, without its id.
     pub(super) fn command<B: Bus>(
         &self,
+        body: &DiskOp,
         piece: &Piece,
         target: &Target,
         scratch: &Scratch<'_>,
@@ -163,13 +188,14 @@ impl Op {
             }
         };
         let mut list = PrpList::new(scratch.memory, scratch.list);
-        self.pages(piece, scratch, &mut list, map, bus)?;
+        self.pages(body, piece, scratch, &mut list, map, bus)?;
         (command.prp1, command.prp2) = list.entries();
         Ok(command)
     }
 
     fn pages<B: Bus>(
         &self,
+        body: &DiskOp,
         piece: &Piece,
         scratch: &Scratch<'_>,
         list: &mut PrpList<'_>,
@@ -177,7 +203,7 @@ impl Op {
         bus: &B,
     ) -> Result<(), BusError> {
         let (skip, len) = (piece.first as usize * BLOCK, piece.blocks as usize * BLOCK);
-        match (&self.bounce, &self.op) {
+        match (&self.bounce, body) {
             _ if matches!(self.verb, Verb::WriteZeroes { .. }) => {
                 let page = scratch.memory.iova(scratch.zeroes);
                 (0..piece.blocks).for_each(|_| list.push(page));

@@ -23,7 +23,7 @@ impl<B: Bus, C: Clock> Namespace<B, C> {
             let timed_out = slot.sweeps > SWEEPS_PER_TIMEOUT;
             let Some(piece) = slot.piece.take() else { continue };
             self.free.push(index as u16);
-            let op = self.ops[piece.op as usize].as_mut().expect("a command belongs to an operation");
+            let op = &mut self.ops[piece.op as usize];
             if timed_out || op.sweeps > SWEEPS_MAX {
                 op.error.get_or_insert(DiskError::Timeout);
                 self.close_piece(piece.op);
@@ -48,7 +48,8 @@ impl<B: Bus, C: Clock> Namespace<B, C> {
         self.unsent.clear();
         self.resend.clear();
         for index in 0..self.ops.len() {
-            if let Some(op) = &mut self.ops[index] {
+            if self.bodies[index].is_some() && self.ops[index].result.is_none() {
+                let op = &mut self.ops[index];
                 op.error.get_or_insert(error);
                 (op.outstanding, op.sent) = (0, op.blocks);
                 self.finish_if_done(index as u32);
@@ -99,7 +100,7 @@ impl<B: Bus, C: Clock> Namespace<B, C> {
     pub(super) fn sweep(&mut self) {
         self.next_sweep = self.now.after(self.shared.options.command_timeout / SWEEPS_PER_TIMEOUT.into());
         self.shared.drive(self.now);
-        for op in self.ops.iter_mut().flatten() {
+        for op in &mut self.ops {
             op.sweeps = op.sweeps.saturating_add(1);
         }
         let mut reset = false;

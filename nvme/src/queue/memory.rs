@@ -91,6 +91,15 @@ impl Region {
         unsafe { self.at::<u64>(offset).write_volatile(value) }
     }
 
+    /// Writes some words of eight bytes, one behind the other.
+    pub fn write_words<const N: usize>(&self, offset: usize, words: [u64; N]) {
+        assert!(offset.is_multiple_of(8) && offset + 8 * N <= self.len, "{offset} is within the region");
+        for (index, word) in words.into_iter().enumerate() {
+            // SAFETY: just checked to lie within the mapping and to be aligned.
+            unsafe { self.base.as_ptr().add(offset + 8 * index).cast::<u64>().write_volatile(word) };
+        }
+    }
+
     /// Reads four bytes.
     pub fn read_u32(&self, offset: usize) -> u32 {
         // SAFETY: as for `read_u64`.

@@ -114,9 +114,7 @@ impl SubmissionRing {
     /// Puts a command at the tail. The controller is told by [`SubmissionRing::ring`].
     pub fn push(&mut self, command: Command) {
         let at = self.offset + usize::from(self.tail) * COMMAND_LEN;
-        for (index, word) in command.words().into_iter().enumerate() {
-            self.memory.write_u64(at + 8 * index, word);
-        }
+        self.memory.write_words(at, command.words());
         self.tail = if self.tail + 1 == self.entries { 0 } else { self.tail + 1 };
     }
 
