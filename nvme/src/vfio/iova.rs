@@ -78,7 +78,7 @@ mod tests {
         assert_eq!(space.take(1), Some(LOWEST));
         assert_eq!(space.take(4096), Some(LOWEST + 4096));
         assert_eq!(space.take(2 << 20), Some(2 << 20));
-        assert_eq!(space.take(0xfd00_0000), Some(0xff00_0000), "beyond the hole, aligned");
+        assert_eq!(space.take(0xfec0_0000), Some(0xff00_0000), "beyond the hole, aligned");
         assert_eq!(space.take(1 << 39), None);
         assert_eq!(space.take(0), None);
     }
