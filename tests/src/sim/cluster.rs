@@ -310,7 +310,11 @@ impl Cluster {
 
     fn next_wake(&self, node: u32) -> Option<u64> {
         let Node { machine, core, .. } = self.nodes[node as usize];
-        let arrival = self.hub.next_arrival_at(machine.address(core)).map(|at| at.0);
+        let listens = match machine {
+            Machine::Osd(osd) => self.osds[osd as usize].listens(core),
+            _ => true,
+        };
+        let arrival = self.hub.next_arrival_at(machine.address(core)).filter(|_| listens).map(|at| at.0);
         let deadline = match machine {
             Machine::Mon => self.mon.next_deadline(),
             Machine::Osd(osd) => self.osds[osd as usize].next_deadline(core),

@@ -313,6 +313,12 @@ impl OsdMachine {
         }
     }
 
+    /// Whether a reactor takes what arrives: not before it has mounted.
+    pub fn listens(&self, core: u16) -> bool {
+        let reactor = self.process.as_ref().and_then(|process| process.reactors.get(usize::from(core)));
+        reactor.is_some_and(|reactor| matches!(reactor.seat, Seat::Running(_)))
+    }
+
     /// Its cores.
     pub fn cores(&self) -> u16 {
         self.shards
