@@ -18,7 +18,7 @@ use std::collections::VecDeque;
 
 const BLOCK: u64 = 4096;
 /// No image of the load grows beyond this.
-const BLOCKS_MAX: u64 = 1024;
+const BLOCKS_MAX: u64 = 2000;
 
 #[derive(Clone, Debug, PartialEq)]
 enum Step {
@@ -249,7 +249,13 @@ impl Admin {
                 }
             }
             (_, Ok(_)) => {}
-            (_, Err(ImageError::Io(IoError::NoSpace))) => self.queue.clear(),
+            // A full cluster takes nothing new; what is removed must go.
+            (
+                Step::Create { .. } | Step::Rename { .. } | Step::Resize { .. } | Step::Grow { .. },
+                Err(error),
+            ) if *error == ImageError::Io(IoError::NoSpace) => {
+                self.queue.clear();
+            }
             (_, Err(ImageError::Io(IoError::MaybeApplied | IoError::Timeout | IoError::Media)))
                 if self.lenient =>
             {

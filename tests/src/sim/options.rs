@@ -195,7 +195,7 @@ fn draw_pool(random: &mut Random, osds: u32) -> PoolOptions {
 fn draw_image(random: &mut Random, pools: u64) -> ImageOptions {
     ImageOptions {
         pool: random.below(pools) as u32,
-        blocks: one_of(random, &[32, 64, 200, 512]),
+        blocks: one_of(random, &[32, 64, 200, 512, 1500]),
         order: one_of(random, &[12, 14, 16, 18, 22]),
     }
 }
@@ -215,8 +215,8 @@ fn draw_load(random: &mut Random, overrides: &Overrides) -> LoadOptions {
 }
 
 fn draw_disk(random: &mut Random, shards: u16) -> DiskOptions {
-    // A small one fills up now and then.
-    let blocks = one_of(random, &[8_192, 16_384, 16_384, 65_536]);
+    // The smallest ones fill up: they hold little more than six chunks of 1 MiB for a shard.
+    let blocks = one_of(random, &[1_900, 2_600, 8_192, 16_384, 16_384, 65_536]);
     DiskOptions {
         blocks: blocks * u64::from(shards),
         volatile: !random.one_in(3),

@@ -223,14 +223,21 @@ impl Plan {
         if kinds.is_empty() {
             return Self::default();
         }
-        let pause = SECOND * one_of(random, &[1, 3, 8]);
+        let pause = MILLISECOND * one_of(random, &[300, 1000, 3000, 8000]);
         let mut events = Vec::new();
         for round in 0..options.rounds {
             let mut at = random.below(pause);
             while at < options.round_time {
                 let kind = one_of(random, &kinds);
                 let fault = draw(random, kind, options);
-                events.push(Event { number: events.len() as u32, round, at, fault });
+                // Now and then the same again and again: a process that dies while it starts, a link that flaps.
+                let times = if random.one_in(12) { 2 + random.below(5) } else { 1 };
+                for _ in 0..times {
+                    events.push(Event { number: events.len() as u32, round, at, fault });
+                    if times > 1 {
+                        at += random.below(200 * MILLISECOND);
+                    }
+                }
                 // Now and then two at once, or nearly.
                 at += if random.one_in(6) { random.below(50 * MILLISECOND) } else { random.below(2 * pause) };
             }

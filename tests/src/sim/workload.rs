@@ -365,7 +365,8 @@ impl Work {
         self.stats.refused += 1;
         let timed = self.load.timeout_seconds > 0;
         let allowed = match error {
-            IoError::NoSpace => request.kind != Kind::Read,
+            // What is freed must go, also when the cluster is full.
+            IoError::NoSpace => matches!(request.kind, Kind::Write | Kind::WriteZeroes),
             IoError::Fenced => true,
             IoError::MaybeApplied => timed || request.kind != Kind::Read,
             IoError::Timeout => timed,
