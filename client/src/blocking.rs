@@ -60,11 +60,11 @@ impl<W: World, L: Turn> Blocking<W, L> {
     /// Waits for a session and a map.
     ///
     /// # Errors
-    /// What is wrong, when there is none within `timeout`.
+    /// What is wrong, when there is none within `timeout`; at once when every mon has refused this client for good.
     pub fn connect(&mut self, timeout: Duration) -> Result<(), ConnectError> {
         let deadline = self.client.clock().now().after(timeout);
         while !self.client.is_connected() {
-            if self.client.clock().now() >= deadline {
+            if self.client.clock().now() >= deadline || self.client.is_refused() {
                 return Err(self.client.connect_problem().unwrap_or(ConnectError::NoMap));
             }
             self.client.set_alarm(Some(deadline));
@@ -120,6 +120,37 @@ impl<W: World, L: Turn> Blocking<W, L> {
             ClientEvent::Command { ticket, result } if ticket == own => ControlFlow::Break(result),
             event => ControlFlow::Continue(event),
         })
+    }
+
+    /// As [`Blocking::command`], for at most `timeout`; `None`: there is no answer yet, and none will be returned.
+    ///
+    /// # Errors
+    /// See [`CommandError`].
+    pub fn command_within(
+        &mut self,
+        request: Value,
+        timeout: Duration,
+    ) -> Option<Result<Value, CommandError>> {
+        let own = self.ticket();
+        self.client.command(request, own);
+        let deadline = self.client.clock().now().after(timeout);
+        loop {
+            while let Some(event) = self.client.next_event() {
+                match event {
+                    ClientEvent::Command { ticket, result } if ticket == own => {
+                        self.client.set_alarm(None);
+                        return Some(result);
+                    }
+                    event => self.keep(event),
+                }
+            }
+            if self.client.clock().now() >= deadline {
+                self.client.set_alarm(None);
+                return None;
+            }
+            self.client.set_alarm(Some(deadline));
+            self.turn_once();
+        }
     }
 
     fn wait_admin(

@@ -10,6 +10,7 @@
 use loligo_config::id::{ClusterId, Epoch, Incarnation, OsdId, PgId};
 use loligo_config::map::ClusterMap;
 use loligo_net::messenger::DownReason;
+use loligo_net::outage::Outage;
 use loligo_net::wire::Message;
 use loligo_net::wire::handshake::RefuseReason;
 use loligo_net::wire::mon::{
@@ -115,6 +116,9 @@ pub struct MapClient {
     /// Mons that refused the connection for good, one behind the other.
     refusals: usize,
     problem: Option<BootStatus>,
+    /// Without a mon, and why it could not be reached last.
+    outage: Outage,
+    last_down: Option<DownReason>,
     /// What the mon was told of each PG over this connection.
     told: BTreeMap<PgId, PgReport>,
     last_report: OsdReport,
@@ -140,6 +144,8 @@ impl MapClient {
             failure: None,
             refusals: 0,
             problem: None,
+            outage: Outage::default(),
+            last_down: None,
             told: BTreeMap::new(),
             last_report: OsdReport::default(),
         }
@@ -188,10 +194,11 @@ impl MapClient {
 
     /// When there is something to do.
     pub fn next_deadline(&self) -> Instant {
+        let speak = self.outage.deadline().unwrap_or(Instant(u64::MAX));
         match self.state {
-            State::Waiting { until } => until,
+            State::Waiting { until } => until.min(speak),
             // The messenger ends a handshake that takes too long.
-            State::Connecting { .. } => Instant(u64::MAX),
+            State::Connecting { .. } => speak,
             State::Connected { next_boot, next_report, .. } if !self.is_up_in_map => {
                 next_boot.min(next_report)
             }
@@ -204,6 +211,9 @@ impl MapClient {
         let State::Connecting { connection } = self.state else { return };
         self.backoff = BACKOFF_MIN;
         self.refusals = 0;
+        if self.outage.found() {
+            tracing::warn!(osd = self.settings.osd.0, mon = %self.settings.mons[self.mon], "a mon answers now");
+        }
         self.told.clear();
         self.taken.1 = Epoch(0);
         let (next_boot, next_report) = (now, now.after(REPORT_INTERVAL));
@@ -216,6 +226,7 @@ impl MapClient {
     /// It is gone, or could not be made: the next mon is tried after a while. When every mon has refused for good in
     /// a row, the OSD gives up: it was started with a device of another cluster, or the address of something else.
     pub fn on_down(&mut self, now: Instant, reason: DownReason) {
+        self.last_down = Some(reason);
         self.refusals = if is_final(reason) { self.refusals + 1 } else { 0 };
         if let DownReason::Refused(reason) = reason
             && self.refusals >= self.settings.mons.len()
@@ -283,6 +294,10 @@ impl MapClient {
 
     /// Connects and boots when it is time.
     pub fn tick(&mut self, now: Instant, out: &mut Vec<MapAction>) {
+        if !matches!(self.state, State::Connected { .. }) {
+            self.outage.lost(now);
+            self.speak_of_outage(now);
+        }
         match &mut self.state {
             State::Waiting { until } if *until <= now => {
                 // Until the connection has a number, nothing is begun twice.
@@ -300,6 +315,21 @@ impl MapClient {
             }
             _ => {}
         }
+    }
+
+    /// What is served goes on without a mon; a failure could not be answered. Somebody should look.
+    fn speak_of_outage(&mut self, now: Instant) {
+        if !self.outage.is_due(now) {
+            return;
+        }
+        let mons: Vec<String> = self.settings.mons.iter().map(SocketAddr::to_string).collect();
+        let reason = self.last_down.map_or_else(|| "no answer".to_owned(), |reason| reason.to_string());
+        tracing::warn!(
+            osd = self.settings.osd.0,
+            "no mon answers at {} ({reason}): is `loligo mon run` running there, and are these addresses (`[cluster] mons` \
+             or --mon) right? It is tried on",
+            mons.join(", ")
+        );
     }
 
     /// Whether a report may go out now, so that the shard gathers what it says.
@@ -342,13 +372,8 @@ impl MapClient {
     }
 }
 
-/// Whether asking again would be answered in the same way.
 fn is_final(reason: DownReason) -> bool {
-    use RefuseReason::{Auth, Busy, Cluster, Feature, Fenced, Identity, Stale, Version};
-    match reason {
-        DownReason::Refused(Version | Feature | Cluster | Identity | Auth) => true,
-        DownReason::Refused(Busy | Fenced | Stale) | DownReason::Closed(_) | DownReason::Timeout => false,
-    }
+    matches!(reason, DownReason::Refused(reason) if reason.is_final())
 }
 
 fn encode<T: serde::Serialize>(value: &T) -> Vec<u8> {

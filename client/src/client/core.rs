@@ -130,6 +130,10 @@ impl Core {
         self.objecter.connect_problem()
     }
 
+    pub(crate) fn is_refused(&self) -> bool {
+        self.objecter.is_refused()
+    }
+
     /// Whether something has not come to its end.
     #[cfg(test)]
     pub(crate) fn is_waiting(&self) -> bool {

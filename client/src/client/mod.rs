@@ -89,6 +89,12 @@ impl<W: World> Client<W> {
         self.core.connect_problem().cloned()
     }
 
+    /// Whether every mon has refused this client for a reason that does not go away by itself: another cluster, another
+    /// authentication mode. It goes on trying, in vain unless something is changed at the mon.
+    pub fn is_refused(&self) -> bool {
+        self.core.is_refused()
+    }
+
     /// Asks to be polled at this time at the latest, for a caller that waits with a time limit.
     pub fn set_alarm(&mut self, at: Option<Instant>) {
         self.alarm = at;

@@ -166,6 +166,11 @@ impl<O: Copy> Objecter<O> {
         self.session == Session::Fenced
     }
 
+    /// Whether every mon has refused this client for a reason that does not go away by itself.
+    pub fn is_refused(&self) -> bool {
+        self.mon.is_refused()
+    }
+
     /// Why there is no session or no map yet.
     pub fn connect_problem(&self) -> Option<&ConnectError> {
         self.mon.problem()

@@ -7,6 +7,7 @@ use super::backoff;
 use super::wire::{LinkDown, Refused, Wire};
 use crate::error::{CommandError, ConnectError};
 use loligo_config::id::{CoreId, Epoch};
+use loligo_net::outage::Outage;
 use loligo_net::wire::handshake::{RefuseReason, Role};
 use loligo_net::wire::{Message, REQUEST_DATA_LEN_MAX, mon};
 use loligo_reactor::dma::BufferPool;
@@ -54,6 +55,9 @@ pub(super) struct MonLink {
     state: State,
     attempts: u32,
     problem: Option<ConnectError>,
+    /// Mons that refused this client for good, one behind the other.
+    refusals: usize,
+    outage: Outage,
     commands: VecDeque<Command>,
     last_number: u64,
     pub(super) answers: VecDeque<(Ticket, Result<Value, CommandError>)>,
@@ -67,6 +71,8 @@ impl MonLink {
             state: State::Idle { retry_at: Instant(0) },
             attempts: 0,
             problem: None,
+            refusals: 0,
+            outage: Outage::default(),
             commands: VecDeque::new(),
             last_number: 0,
             answers: VecDeque::new(),
@@ -75,6 +81,11 @@ impl MonLink {
 
     pub(super) fn problem(&self) -> Option<&ConnectError> {
         self.problem.as_ref()
+    }
+
+    /// Whether every mon has refused this client for a reason that does not go away by itself.
+    pub(super) fn is_refused(&self) -> bool {
+        self.refusals > 0 && self.refusals >= self.mons.len()
     }
 
     pub(super) fn is(&self, connection: ConnectionId) -> bool {
@@ -98,10 +109,11 @@ impl MonLink {
     }
 
     pub(super) fn deadline(&self) -> Option<Instant> {
-        match self.state {
+        let retry = match self.state {
             State::Idle { retry_at } if !self.mons.is_empty() => Some(retry_at),
             _ => None,
-        }
+        };
+        [retry, self.outage.deadline()].into_iter().flatten().min()
     }
 
     pub(super) fn command(&mut self, request: &Value, ticket: Ticket) {
@@ -125,7 +137,11 @@ impl MonLink {
         if let State::Connecting { connection, .. } = self.state {
             self.state = State::Up { connection, subscribed: false };
             self.attempts = 0;
+            self.refusals = 0;
             self.problem = Some(ConnectError::NoMap);
+            if self.outage.found() {
+                tracing::warn!("a mon answers now");
+            }
         }
     }
 
@@ -136,6 +152,8 @@ impl MonLink {
     }
 
     pub(super) fn down(&mut self, now: Instant, reason: LinkDown) {
+        let is_final = matches!(reason, LinkDown::Refused(reason) if reason.is_final());
+        self.refusals = if is_final { self.refusals + 1 } else { 0 };
         self.problem = Some(match (reason, self.state) {
             (LinkDown::Refused(reason), State::Connecting { mon, .. }) => {
                 ConnectError::Refused { mon: mon.to_string(), reason }
@@ -201,6 +219,7 @@ impl MonLink {
             let connection = wire.connect(mon, Role::Mon, CoreId(0));
             self.state = State::Connecting { connection, mon };
         }
+        self.note_outage(now);
         let State::Up { connection, subscribed } = &mut self.state else { return };
         if !*subscribed {
             let message = Message::Subscribe(mon::Subscribe { have });
@@ -213,6 +232,19 @@ impl MonLink {
                 Ok(()) => command.stage = Stage::Sent,
                 Err(Refused::Full | Refused::Closed) => return,
             }
+        }
+    }
+
+    /// Open images are served on without a mon, but not when something fails: somebody should look.
+    fn note_outage(&mut self, now: Instant) {
+        if matches!(self.state, State::Up { .. }) || self.mons.is_empty() {
+            return;
+        }
+        self.outage.lost(now);
+        if self.outage.is_due(now)
+            && let Some(problem) = &self.problem
+        {
+            tracing::warn!("{problem}");
         }
     }
 
@@ -241,8 +273,9 @@ fn parse_answer(data: Option<&[u8]>) -> Result<Value, CommandError> {
 
 /// Whether a command only asks: its verb is one of those that change nothing.
 fn is_harmless(request: &Value) -> bool {
-    const ASKING: [&str; 11] =
-        ["status", "health", "tree", "df", "dump", "ls", "get", "stat", "stats", "detail", "versions"];
+    const ASKING: [&str; 12] = [
+        "status", "health", "tree", "df", "dump", "ls", "get", "stat", "stats", "detail", "versions", "check",
+    ];
     let prefix = request.get("prefix").and_then(Value::as_str).unwrap_or_default();
     prefix.split_whitespace().next_back().is_some_and(|verb| ASKING.contains(&verb))
 }

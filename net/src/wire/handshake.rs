@@ -112,6 +112,16 @@ pub enum RefuseReason {
     Stale = 8,
 }
 
+impl RefuseReason {
+    /// Whether asking again would be answered in the same way, so that somebody has to change something first.
+    pub fn is_final(self) -> bool {
+        match self {
+            Self::Version | Self::Feature | Self::Cluster | Self::Identity | Self::Auth => true,
+            Self::Busy | Self::Fenced | Self::Stale => false,
+        }
+    }
+}
+
 /// The accepting side refuses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refuse {
