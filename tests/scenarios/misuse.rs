@@ -85,14 +85,96 @@ fn wrong_devices_ids_and_ports_are_refused_and_untouched() -> Result<()> {
         ]))?,
         &["--force"],
     )?;
+    says(
+        &refused(&other.osd_arguments(2, &cluster.device(2), free))?,
+        &["another cluster", "nothing was changed"],
+    )?;
     ensure!(digest(&cluster.device(2))? == before, "a refused command changed the device");
-    // This one mounts before it asks the mon; that its data is untouched is shown by its going on below.
-    says(&refused(&other.osd_arguments(2, &cluster.device(2), free))?, &["cluster"])?;
 
     cluster.start_osd(2)?;
     wait_for("osd.2 to be up again", Duration::from_secs(20), || {
         Ok(cluster.json(&["status"])?["osdmap"]["num_up_osds"].as_u64() == Some(3))
     })?;
+    cluster.check()
+}
+
+/// The mon knows better than the device itself whether it may be used: it is asked before anything is written.
+#[test]
+fn devices_that_the_mon_would_refuse_are_untouched() -> Result<()> {
+    let mut cluster = Cluster::start(ClusterOptions::default())?;
+    let free = "127.0.0.1:0";
+    let unchanged = |device: &Path, arguments: &[String], words: &[&str]| {
+        let before = digest(device)?;
+        says(&refused(arguments)?, words)?;
+        ensure!(digest(device)? == before, "a refused OSD changed {}", device.display());
+        Ok(())
+    };
+
+    let copy = cluster.folder().join("copy");
+    std::fs::copy(cluster.device(0), &copy)?;
+    unchanged(&copy, &cluster.osd_arguments(0, &copy, free), &["running already", "nothing was changed"])?;
+
+    // Made without the mon's knowledge for an id that another device has.
+    let id = cluster.json(&["status"])?["fsid"].as_str().unwrap_or_default().to_owned();
+    let made = cluster.folder().join("made");
+    let path = made.display().to_string();
+    let mkfs = |osd: &str| {
+        cluster.run(&[
+            "osd",
+            "mkfs",
+            "--id",
+            osd,
+            "--cluster",
+            &id,
+            "--device",
+            &path,
+            "--size",
+            "64M",
+            "--force",
+        ])
+    };
+    mkfs("1")?;
+    unchanged(&made, &cluster.osd_arguments(1, &made, free), &["another device", "nothing was changed"])?;
+
+    cluster.kill_osd(2)?;
+    let wiped = cluster.device(2);
+    let kept = cluster.folder().join("kept");
+    std::fs::copy(&wiped, &kept)?;
+    std::fs::File::options().write(true).open(&wiped)?.write_all(&vec![0; 8 << 20])?;
+    unchanged(&wiped, &cluster.osd_arguments(2, &wiped, free), &["mkfs"])?;
+    std::fs::copy(&kept, &wiped)?;
+    cluster.start_osd(2)?;
+    wait_for("osd.2 to be up again", Duration::from_secs(20), || {
+        Ok(cluster.json(&["status"])?["osdmap"]["num_up_osds"].as_u64() == Some(3))
+    })?;
+    cluster.check()
+}
+
+/// A mon that cannot be reached is spoken of once, and once more when it is there; a final refusal is not waited out.
+#[test]
+fn daemons_and_clients_say_what_keeps_them_from_their_mon() -> Result<()> {
+    let mut cluster = Cluster::start(ClusterOptions { osds: 1, ..ClusterOptions::default() })?;
+    let mon = cluster.mon_address().to_owned();
+    cluster.kill_mon()?;
+    let log = |cluster: &mut Cluster| cluster.daemons().map(|daemon| daemon.log_text()).collect::<String>();
+    wait_for("the OSD to miss its mon", Duration::from_secs(20), || {
+        let text = log(&mut cluster);
+        Ok(text.contains("no mon answers at") && text.contains(&mon))
+    })?;
+    cluster.start_mon()?;
+    wait_for("the OSD to find its mon", Duration::from_secs(20), || {
+        Ok(log(&mut cluster).contains("a mon answers now"))
+    })?;
+    ensure!(log(&mut cluster).matches("no mon answers").count() == 1, "it is said once");
+
+    let conf = cluster.folder().join("other.toml");
+    let other = "07106c78-6ae2-4c16-aaca-30e396ace972";
+    let text = format!("[cluster]\nid = \"{other}\"\nmons = [\"{mon}\"]\n[host]\nname = \"h\"\n");
+    std::fs::write(&conf, text)?;
+    let begun = std::time::Instant::now();
+    let conf = conf.display().to_string();
+    says(&refused(&strings(&["status", "--conf", &conf, "--timeout", "60s"]))?, &["another cluster"])?;
+    ensure!(begun.elapsed() < Duration::from_secs(10), "a final refusal was waited out");
     cluster.check()
 }
 

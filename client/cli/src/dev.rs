@@ -110,6 +110,11 @@ impl Folder {
         self.host.cluster.mons.clone()
     }
 
+    /// How to reach it.
+    pub fn target(&self) -> Target {
+        Target { mons: self.mons(), cluster: self.host.cluster.id }
+    }
+
     /// Its OSDs' ids.
     pub fn osds(&self) -> Vec<OsdId> {
         self.host.osds.iter().map(|osd| osd.id).collect()
@@ -296,6 +301,8 @@ fn host_file(path: &Path, shape: &Shape) -> Outcome<HostFile> {
     let ports = ports(shape)?;
     let (mon, osds) = ports.split_first().expect("a port for the mon and one for each OSD");
     let mut host = HostFile::new(&daemon::host_name(), vec![*mon]);
+    // Its mon makes the cluster under this id, and no device or client of another one is taken for this one's.
+    host.cluster.id = Some(ClusterId(uuid::Uuid::new_v4()));
     host.mon = Some(MonSection { listen: *mon, data: path.join("mon") });
     host.reactor.poll = shape.poll;
     host.reactor.memory_target = MEMORY_TARGET;
@@ -348,7 +355,7 @@ fn start(global: &Global, args: &DevStartArgs) -> Outcome {
         Folder::make(path, &shape)?
     };
     launch(&folder, "mon", &folder.mon_arguments())?;
-    let target = Target { mons: folder.mons(), cluster: None };
+    let target = folder.target();
     let mut cluster = cluster::connect_with(target, global.timeout, Some(UP_MAX), PollMode::Adaptive)
         .map_err(|failure| with_log(failure, &folder, "mon"))?;
     folder.make_devices(&mut cluster, &shape)?;

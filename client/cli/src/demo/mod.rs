@@ -5,7 +5,7 @@ mod measure;
 mod nbd_client;
 
 use crate::args::DemoArgs;
-use crate::cluster::{self, Connection, Target};
+use crate::cluster::{self, Connection};
 use crate::dev::{Folder, Shape};
 use crate::output::{self, Failure, Outcome};
 use crate::process::{self, Tie};
@@ -186,7 +186,7 @@ impl Stage {
 
     /// A new client.
     pub fn connect(&self) -> Outcome<Connection> {
-        let target = Target { mons: self.folder.mons(), cluster: None };
+        let target = self.folder.target();
         cluster::connect_with(target, PATIENCE, None, self.options.poll).map_err(|failure| Failure {
             advice: format!("the mon says: {}", process::log_tail(&self.folder.log("mon"))),
             ..failure

@@ -1,5 +1,6 @@
 //! `loligo osd …`
 
+mod admission;
 mod device;
 mod mkfs;
 mod run;

@@ -1,5 +1,6 @@
 //! `loligo osd run`
 
+use super::admission;
 use super::device::{Source, drive};
 use crate::args::{Global, OsdRunArgs};
 use crate::cluster;
@@ -85,6 +86,7 @@ pub fn run(global: &Global, args: &OsdRunArgs) -> Outcome {
             "give as many cores with --cores (host file: cores), or make the device anew with `osd mkfs --shards`",
         ));
     }
+    admission::ask(&plan.mons, plan.osd, &plan.device, &superblock, &stop)?;
     run_reactors(&plan, &source, superblock, &chunks, &stop)
 }
 

@@ -13,6 +13,7 @@
 //! | `osd df` | | as `ceph osd df` |
 //! | `osd dump` | | as `ceph osd dump` |
 //! | `osd new` | `device` (UUID), `id` (wanted) | `{"id", "cluster"}`; again for the same device: the same |
+//! | `osd check` | `id`, `device` (UUID) | `{"id", "cluster"}`, or why a new start of this OSD would be refused |
 //! | `pg dump` | `pool` (only this one) | `{"pg_stats": […]}` with state, acting set, interval, objects |
 //! | `pool create` | `pool`, `size` (3), `min_size` (one less), `pg_count`, `failure_domain` (host), `device_class` | the pool |
 //! | `pool ls` | `detail` (true: all settings) | names, or pools |
@@ -93,13 +94,14 @@ impl Verb {
 const CHANGING: [&str; 6] =
     ["osd new", "pool create", "pool set", "pool rm", "blocklist add", "blocklist rm"];
 
-const VERBS: [Verb; 17] = [
+const VERBS: [Verb; 18] = [
     Verb { prefix: "status", arguments: &[], run: |core, _| Ok(answer::status(core)) },
     Verb { prefix: "health", arguments: &[], run: |core, _| Ok(answer::health(core)) },
     Verb { prefix: "osd tree", arguments: &[], run: |core, _| Ok(answer::osd_tree(core)) },
     Verb { prefix: "osd df", arguments: &[], run: |core, _| Ok(answer::osd_df(core)) },
     Verb { prefix: "osd dump", arguments: &[], run: |core, _| Ok(answer::osd_dump(core)) },
     Verb { prefix: "osd new", arguments: &["device", "id"], run: osd::new },
+    Verb { prefix: "osd check", arguments: &["id", "device"], run: osd::check },
     Verb { prefix: "pg dump", arguments: &["pool"], run: pool::pg_dump },
     Verb { prefix: "pool create", arguments: &pool::CREATE_ARGUMENTS, run: pool::create },
     Verb { prefix: "pool ls", arguments: &["detail"], run: pool::ls },

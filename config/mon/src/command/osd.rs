@@ -1,19 +1,15 @@
-//! `osd new`: an id for a device, before `loligo osd mkfs` writes both to it.
+//! `osd new`: an id for a device, before `loligo osd mkfs` writes both to it. `osd check`: whether an OSD would be taken,
+//! before `loligo osd run` writes anything to its device.
 
 use super::{Answer, Arguments, Code, CommandError};
 use crate::core::Core;
 use loligo_config::id::{DeviceId, OsdId};
 use loligo_config::limits::OSDS_MAX;
+use loligo_net::wire::mon::BootStatus;
 use serde_json::json;
 
 pub(super) fn new(core: &mut Core, arguments: &Arguments) -> Answer {
-    let device = arguments.required_text("device")?;
-    let device = device.parse::<uuid::Uuid>().ok().filter(|device| !device.is_nil());
-    let device =
-        device.ok_or_else(|| CommandError::invalid("`device` must be a UUID that is not all zeroes"))?;
-    let device = DeviceId(device);
-    let wanted = arguments.number("id", 0, OSDS_MAX as u64 - 1)?;
-    let wanted = wanted.and_then(|id| u32::try_from(id).ok()).map(OsdId);
+    let (device, wanted) = (device(arguments)?, id(arguments)?);
     let id = match (holder(core, device), wanted) {
         (Some(held), Some(wanted)) if held != wanted => {
             return Err(CommandError::new(
@@ -24,7 +20,8 @@ pub(super) fn new(core: &mut Core, arguments: &Arguments) -> Answer {
         // Asked again, perhaps because the first answer was lost.
         (Some(held), _) => held,
         (None, Some(wanted)) if is_taken(core, wanted) => {
-            let message = format!("{wanted} belongs to another device; leave `id` out to get a free one");
+            let message =
+                format!("{wanted} belongs to another device, for ever: leave --id out to get a free one");
             return Err(CommandError::new(Code::EEXIST, message));
         }
         (None, Some(wanted)) => wanted,
@@ -34,6 +31,30 @@ pub(super) fn new(core: &mut Core, arguments: &Arguments) -> Answer {
         core.newest_extra_mut().reserved.insert(id, device);
     }
     Ok(json!({ "id": id.0, "cluster": core.map().cluster.to_string() }))
+}
+
+/// Changes nothing.
+pub(super) fn check(core: &mut Core, arguments: &Arguments) -> Answer {
+    let device = device(arguments)?;
+    let id = id(arguments)?.ok_or_else(|| CommandError::invalid("the argument `id` is missing"))?;
+    let refused = |status: BootStatus| {
+        let code = if status == BootStatus::Running { Code::EBUSY } else { Code::EEXIST };
+        CommandError::new(code, format!("the mon would refuse {id}: {status}"))
+    };
+    core.may_boot(id, device).map_err(refused)?;
+    Ok(json!({ "id": id.0, "cluster": core.map().cluster.to_string() }))
+}
+
+fn device(arguments: &Arguments) -> Result<DeviceId, CommandError> {
+    let device = arguments.required_text("device")?;
+    let device = device.parse::<uuid::Uuid>().ok().filter(|device| !device.is_nil());
+    let wrong = || CommandError::invalid("`device` must be a UUID that is not all zeroes");
+    device.map(DeviceId).ok_or_else(wrong)
+}
+
+fn id(arguments: &Arguments) -> Result<Option<OsdId>, CommandError> {
+    let id = arguments.number("id", 0, OSDS_MAX as u64 - 1)?;
+    Ok(id.and_then(|id| u32::try_from(id).ok()).map(OsdId))
 }
 
 fn holder(core: &Core, device: DeviceId) -> Option<OsdId> {

@@ -1,7 +1,7 @@
 //! An OSD that says it is there.
 
 use super::{Action, Change, Core};
-use loligo_config::id::{Incarnation, OsdId};
+use loligo_config::id::{DeviceId, Incarnation, OsdId};
 use loligo_config::limits::{OSDS_MAX, SHARDS_MAX};
 use loligo_config::map::{ClusterMap, Osd, check_name};
 use loligo_net::wire::mon::{BootInfo, BootStatus};
@@ -47,17 +47,8 @@ impl Core {
         if self.outdated().is_some() {
             return Err(BootStatus::OldMon);
         }
+        self.judge_device(osd, info.device)?;
         let map = self.newest();
-        let elsewhere = map.osds.values().any(|other| other.device == info.device && other.id != osd);
-        let mut reserved = self.extra_draft.reserved.iter();
-        if elsewhere || reserved.any(|(id, device)| *device == info.device && *id != osd) {
-            return Err(BootStatus::OtherId);
-        }
-        let known = map.osds.get(&osd).map(|entry| entry.device);
-        let owner = known.or_else(|| self.extra_draft.reserved.get(&osd).copied());
-        if owner.is_some_and(|owner| owner != info.device) {
-            return Err(BootStatus::OtherDevice);
-        }
         if self.osds.is_retired(osd, incarnation) {
             // A start that another one has replaced: it has missed its own death, and must not come back.
             return Err(BootStatus::Running);
@@ -66,10 +57,33 @@ impl Core {
         if current != Some(incarnation) && self.osds.is_connected(osd, current) {
             return Err(BootStatus::Running);
         }
-        if known.is_none() && map.osds.len() >= OSDS_MAX {
+        if !map.osds.contains_key(&osd) && map.osds.len() >= OSDS_MAX {
             return Err(BootStatus::Invalid);
         }
         Ok(())
+    }
+
+    /// Whether the device and the OSD id belong together, as far as anything is known of either.
+    fn judge_device(&self, osd: OsdId, device: DeviceId) -> Result<(), BootStatus> {
+        let map = self.newest();
+        let elsewhere = map.osds.values().any(|other| other.device == device && other.id != osd);
+        let mut reserved = self.extra_draft.reserved.iter();
+        if elsewhere || reserved.any(|(id, known)| *known == device && *id != osd) {
+            return Err(BootStatus::OtherId);
+        }
+        let known = map.osds.get(&osd).map(|entry| entry.device);
+        let owner = known.or_else(|| self.extra_draft.reserved.get(&osd).copied());
+        if owner.is_some_and(|owner| owner != device) {
+            return Err(BootStatus::OtherDevice);
+        }
+        Ok(())
+    }
+
+    /// Whether a new start of this OSD on this device would be taken now: asked before its device is touched.
+    pub(crate) fn may_boot(&self, osd: OsdId, device: DeviceId) -> Result<(), BootStatus> {
+        self.judge_device(osd, device)?;
+        let current = self.newest().osds.get(&osd).map(|entry| entry.incarnation);
+        if self.osds.is_connected(osd, current) { Err(BootStatus::Running) } else { Ok(()) }
     }
 }
 

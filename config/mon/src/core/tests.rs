@@ -458,7 +458,7 @@ fn wrong_commands_say_what_to_do() {
         (
             json!({ "prefix": "osd new", "device": Uuid::from_u128(5).to_string(), "id": 0 }),
             "EEXIST",
-            "leave `id` out",
+            "leave --id out",
         ),
         (
             json!({ "prefix": "osd new", "device": Uuid::from_u128(1000).to_string(), "id": 1 }),
