@@ -8,6 +8,7 @@ pub mod checksum;
 mod codec;
 pub mod handshake;
 mod layout;
+pub mod list;
 pub mod mon;
 pub mod op;
 pub mod peering;

@@ -22,6 +22,11 @@ pub enum OpKind {
     Watch = 7,
     /// Ends a watch.
     Unwatch = 8,
+    /// Returns the objects that the PG has of the image and kind that `object` names, from that object on: data as in
+    /// `wire::list`. `pg` is any of the pool's, not the object's own.
+    List = 9,
+    /// Returns the sessions that watch the object: data as in `wire::list`.
+    Watchers = 10,
 }
 
 impl OpKind {
@@ -132,7 +137,7 @@ pub struct Residence {
     pub replica_device_ns: u32,
 }
 
-/// Primary → client. For `Read` and `Extents` the data follows.
+/// Primary → client. For `Read`, `Extents`, `List` and `Watchers` the data follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpReply {
     /// Which op.

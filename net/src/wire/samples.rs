@@ -146,8 +146,18 @@ impl Draw {
 
     fn op_request(&mut self, pool: &BufferPool, len: u32) -> (Message, Body) {
         use OpKind as K;
-        let kinds =
-            [K::Read, K::Write, K::Discard, K::WriteZeroes, K::Remove, K::Extents, K::Watch, K::Unwatch];
+        let kinds = [
+            K::Read,
+            K::Write,
+            K::Discard,
+            K::WriteZeroes,
+            K::Remove,
+            K::Extents,
+            K::Watch,
+            K::Unwatch,
+            K::List,
+            K::Watchers,
+        ];
         let request = OpRequest {
             pg: self.pg(),
             object: self.object(),

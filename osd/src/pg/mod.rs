@@ -10,6 +10,7 @@
 
 pub mod blocks;
 pub mod ended;
+pub mod list;
 pub mod op;
 pub mod peering;
 pub mod phase;
@@ -67,6 +68,9 @@ pub trait PgStore {
     fn op_lookup(&self, pg: PgId, op: OpId) -> OpLookup;
     /// Calls `each` with first block and count of every allocated run in the range, in order.
     fn extents(&self, range: BlockRange, each: &mut dyn FnMut(u32, u32));
+    /// Calls `each` with every object of the shard from `from` on, in order, its PG, last version and number of
+    /// allocated blocks, until it returns false.
+    fn objects(&self, from: ObjectId, each: &mut dyn FnMut(ObjectId, PgId, ObjectVersion, u32) -> bool);
     /// Puts every log entry after `since` into `out`, oldest first. False: the kept log does not reach back to it.
     fn entries_since(&self, pg: PgId, since: ObjectVersion, out: &mut Vec<LogEntry>) -> bool;
     /// Blocks that may still be granted, reserve aside.

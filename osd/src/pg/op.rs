@@ -104,7 +104,11 @@ fn refused_version<S: PgStore>(cx: &Context<'_, S>, request: &OpRequest, status:
 /// The blocks on which a valid op depends; `None`: the op makes no sense.
 fn range_of(request: &OpRequest, payload: Option<&Payload>) -> Option<BlockRange> {
     let object = request.object;
-    if matches!(request.kind, OpKind::Remove | OpKind::Watch | OpKind::Unwatch) {
+    let has_no_range = |kind| {
+        use OpKind::{List, Remove, Unwatch, Watch, Watchers};
+        matches!(kind, Remove | Watch | Unwatch | List | Watchers)
+    };
+    if has_no_range(request.kind) {
         return Some(BlockRange::whole(object));
     }
     let span = span_of(request)?;
@@ -145,7 +149,9 @@ impl Pg {
             return self.refuse(cx, &request, Some(arrival.from), arrival.arrived, OpStatus::Invalid, out);
         };
         match request.kind {
-            OpKind::Watch if !self.watches.add(request.object, arrival.from) => {
+            OpKind::List => return self.reply_list(cx, &arrival, out),
+            OpKind::Watchers => return self.reply_watchers(cx, &arrival, out),
+            OpKind::Watch if !self.watches.add(request.object, arrival.from, request.op.session) => {
                 return self.refuse(cx, &request, Some(arrival.from), arrival.arrived, OpStatus::Busy, out);
             }
             OpKind::Unwatch => self.watches.remove(request.object, arrival.from),
@@ -226,7 +232,9 @@ impl Pg {
         match request.kind {
             OpKind::Read => self.start_read(cx, index),
             OpKind::Extents => self.reply_extents(cx, index, out),
-            OpKind::Watch | OpKind::Unwatch => self.finish_without_change(cx, index, out),
+            OpKind::Watch | OpKind::Unwatch | OpKind::List | OpKind::Watchers => {
+                self.finish_without_change(cx, index, out);
+            }
             OpKind::Remove if !version.is_some() => self.finish_without_change(cx, index, out),
             OpKind::Discard | OpKind::WriteZeroes if !version.is_some() => {
                 self.finish_without_change(cx, index, out);

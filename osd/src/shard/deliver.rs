@@ -9,7 +9,7 @@ use loligo_config::id::{CoreId, ObjectVersion, OsdId, PgId};
 use loligo_config::placement::object_to_pg;
 use loligo_config::units::BLOCK_SIZE;
 use loligo_net::messenger::SendError;
-use loligo_net::wire::op::{OpReply, OpRequest, OpStatus, Residence};
+use loligo_net::wire::op::{OpKind, OpReply, OpRequest, OpStatus, Residence};
 use loligo_net::wire::{Body, Checksums, Message};
 use loligo_reactor::env::{Clock, ConnectionId, Instant, World};
 use loligo_reactor::planted::{self, Bug};
@@ -87,6 +87,8 @@ impl<W: World> Shard<W> {
     fn misrouted(&self, request: &OpRequest) -> Option<OpStatus> {
         let Some(map) = &self.map else { return Some(OpStatus::NotActive) };
         match map.pools.get(&request.object.pool) {
+            // A PG is asked for its objects of an image by the number of any of them.
+            Some(pool) if request.kind == OpKind::List && request.pg.index < pool.pg_count => None,
             Some(pool) if object_to_pg(pool, &request.object) == request.pg => None,
             Some(_) => Some(OpStatus::Invalid),
             // The pool may be newer than this map, or gone.

@@ -33,6 +33,14 @@ impl<D: BlockDevice> PgStore for Store<D> {
         }
     }
 
+    fn objects(&self, from: ObjectId, each: &mut dyn FnMut(ObjectId, PgId, ObjectVersion, u32) -> bool) {
+        for (object, pg, version, blocks) in Store::all_objects(self, from) {
+            if !each(object, pg, version, blocks) {
+                return;
+            }
+        }
+    }
+
     fn entries_since(&self, pg: PgId, since: ObjectVersion, out: &mut Vec<LogEntry>) -> bool {
         match Store::entries_since(self, pg, since) {
             Some(entries) => {

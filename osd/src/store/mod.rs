@@ -275,6 +275,15 @@ impl<D: BlockDevice> Store<D> {
         all.filter(move |(_, object)| object.pg == pg).map(|(id, object)| (*id, object.version))
     }
 
+    /// The objects of all PGs from `from` on, in order: PG, last version, allocated blocks.
+    pub fn all_objects(
+        &self,
+        from: ObjectId,
+    ) -> impl Iterator<Item = (ObjectId, PgId, ObjectVersion, u32)> + '_ {
+        let all = self.state.index.objects_from(from);
+        all.map(|(id, object)| (*id, object.pg, object.version, object.blocks))
+    }
+
     /// The runs of blocks of a range that hold data: (first block, count), ascending, neighbours joined.
     pub fn extents(&self, object: ObjectId, block: u32, count: u32) -> impl Iterator<Item = (u32, u32)> + '_ {
         let mut stored = self.state.index.stored(object, block, count).peekable();

@@ -22,6 +22,8 @@ pub(super) fn op_kind(number: u16) -> Result<OpKind, DecodeError> {
         6 => OpKind::Extents,
         7 => OpKind::Watch,
         8 => OpKind::Unwatch,
+        9 => OpKind::List,
+        10 => OpKind::Watchers,
         _ => return Err(DecodeError::Value("op kind")),
     })
 }

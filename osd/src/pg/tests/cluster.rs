@@ -31,6 +31,8 @@ pub struct Cluster {
     pub epoch: Epoch,
     pub now: Instant,
     pub replies: VecDeque<(Requester, OpReply, Option<Payload>)>,
+    /// What the last reply of `run` brought.
+    pub last_data: Option<Payload>,
     pub notifies: usize,
     pub fenced: Vec<SessionId>,
     pub pool: BufferPool,
@@ -64,6 +66,7 @@ impl Cluster {
             epoch: Epoch(1),
             now: Instant(1_000_000_000),
             replies: VecDeque::new(),
+            last_data: None,
             notifies: 0,
             fenced: Vec::new(),
             pool,
@@ -243,7 +246,9 @@ impl Cluster {
     pub fn run(&mut self, request: OpRequest, data: Option<&[u8]>) -> OpReply {
         self.submit(0, request, data);
         self.settle();
-        self.replies.pop_back().expect("a settled op has its reply").1
+        let (_, reply, payload) = self.replies.pop_back().expect("a settled op has its reply");
+        self.last_data = payload;
+        reply
     }
 
     pub fn assert_members_equal(&self) {

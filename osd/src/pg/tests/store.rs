@@ -217,6 +217,15 @@ impl PgStore for FakeStore {
         self.now.blocks.range(keys).for_each(|((_, block), _)| each(*block, 1));
     }
 
+    fn objects(&self, from: ObjectId, each: &mut dyn FnMut(ObjectId, PgId, ObjectVersion, u32) -> bool) {
+        for (object, version) in self.now.objects.range(from..) {
+            let blocks = self.now.blocks.range((*object, 0)..=(*object, u32::MAX)).count();
+            if !each(*object, super::cluster::PG, *version, u32::try_from(blocks).unwrap()) {
+                return;
+            }
+        }
+    }
+
     fn entries_since(&self, _pg: PgId, since: ObjectVersion, out: &mut Vec<LogEntry>) -> bool {
         let writes: Vec<_> = self.log.iter().filter(|tx| tx.version.is_some()).collect();
         let start = match writes.iter().position(|tx| tx.version == since) {

@@ -4,9 +4,10 @@ use super::cluster::{Cluster, is_done, object, request, write};
 use crate::pg::phase::PhaseKind;
 use crate::pg::{PgEvent, PgStore};
 use crate::store::api::SubmitError;
-use loligo_config::id::{Epoch, ObjectVersion, SessionId};
+use loligo_config::id::{Epoch, ImageId, ObjectId, ObjectVersion, SessionId};
 use loligo_config::limits::PG_WRITES_IN_FLIGHT_MAX;
 use loligo_net::wire::Message;
+use loligo_net::wire::list::{LIST_ENTRIES_MAX, read_list, read_sessions};
 use loligo_net::wire::op::{Guard, OpKind, OpRequest, OpStatus};
 use loligo_net::wire::replica::RepStatus;
 use loligo_reactor::env::DiskError;
@@ -282,6 +283,59 @@ fn watchers_hear_of_every_change() {
     cluster.run(request(5, 2, OpKind::Unwatch, object(0), 0, 0), None);
     cluster.run(write(1, 3, object(0), 0, BLOCK), Some(&[1; 4096]));
     assert_eq!(cluster.notifies, 2);
+}
+
+#[test]
+fn a_pg_lists_the_objects_of_one_image_in_pages() {
+    let mut cluster = active();
+    let other = ObjectId { image: ImageId(9), ..object(0) };
+    cluster.run(write(1, 1, other, 0, BLOCK), Some(&[1; 4096]));
+    for (number, index) in [(2, 0), (3, 5), (4, 1 << 39)] {
+        cluster.run(write(1, number, object(index), 0, 2 * BLOCK), Some(&[1; 8192]));
+    }
+    let mut list = |number, from| {
+        let reply = cluster.run(request(7, number, OpKind::List, object(from), 0, 0), None);
+        assert_eq!(reply.status, OpStatus::Done);
+        let data = cluster.last_data.take().unwrap();
+        read_list(&data.data, from).unwrap()
+    };
+    let (next, entries) = list(1, 0);
+    assert_eq!(next, None);
+    let seen: Vec<_> =
+        entries.iter().map(|entry| (entry.index, entry.blocks, entry.version.sequence)).collect();
+    assert_eq!(seen, [(0, 2, 2), (5, 2, 3), (1 << 39, 2, 4)]);
+    assert_eq!(list(2, 6).1.len(), 1, "from an object on");
+    assert_eq!(list(3, (1 << 39) + 1), (None, Vec::new()));
+
+    let count = LIST_ENTRIES_MAX as u64 + 10;
+    for index in 0..count {
+        cluster.run(write(1, 10 + index, object(100 + index), 0, BLOCK), Some(&[1; 4096]));
+    }
+    let mut list = |number, from| {
+        cluster.run(request(7, number, OpKind::List, object(from), 0, 0), None);
+        read_list(&cluster.last_data.take().unwrap().data, from).unwrap()
+    };
+    let (next, first) = list(4, 100);
+    assert_eq!((first.len(), next), (LIST_ENTRIES_MAX, Some(100 + LIST_ENTRIES_MAX as u64)));
+    let (next, rest) = list(5, next.unwrap());
+    assert_eq!((rest.len(), next), (11, None), "with the one far out");
+}
+
+#[test]
+fn a_pg_names_the_sessions_that_watch_an_object() {
+    let mut cluster = active();
+    let watchers = |cluster: &mut Cluster, number| {
+        let reply = cluster.run(request(9, number, OpKind::Watchers, object(0), 0, 0), None);
+        assert_eq!(reply.status, OpStatus::Done);
+        cluster.last_data.take().map(|payload| read_sessions(&payload.data).unwrap()).unwrap_or_default()
+    };
+    assert_eq!(watchers(&mut cluster, 1), []);
+    cluster.run(request(5, 1, OpKind::Watch, object(0), 0, 0), None);
+    cluster.run(request(6, 1, OpKind::Watch, object(0), 0, 0), None);
+    cluster.run(request(4, 1, OpKind::Watch, object(1), 0, 0), None);
+    assert_eq!(watchers(&mut cluster, 2), [SessionId(5), SessionId(6)]);
+    cluster.run(request(5, 2, OpKind::Unwatch, object(0), 0, 0), None);
+    assert_eq!(watchers(&mut cluster, 3), [SessionId(6)]);
 }
 
 #[test]
