@@ -6,6 +6,7 @@
 //!
 //! Source of every rule here: the NBD project's `doc/proto.md`, cited by its section names.
 
+mod exports;
 mod options;
 pub mod protocol;
 pub mod server;
@@ -16,4 +17,5 @@ mod transmission;
 #[cfg(test)]
 mod tests;
 
-pub use server::{ExportName, Exports, Images, Server, ServerSettings};
+pub use exports::{ExportName, Exports};
+pub use server::{Images, Server, ServerSettings};

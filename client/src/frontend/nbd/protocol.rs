@@ -31,7 +31,7 @@ pub const FLAG_NO_ZEROES: u16 = 1 << 1;
 
 /// What the client can ask for in the handshake ("Option types").
 pub mod option {
-    #![allow(missing_docs)] // The protocol's own names, one to one.
+    #![allow(missing_docs, reason = "the names are the protocol's own, which its document explains")]
     pub const EXPORT_NAME: u32 = 1;
     pub const ABORT: u32 = 2;
     pub const LIST: u32 = 3;
@@ -45,7 +45,7 @@ pub mod option {
 
 /// What the server answers to an option ("Option reply types").
 pub mod reply {
-    #![allow(missing_docs)] // The protocol's own names, one to one.
+    #![allow(missing_docs, reason = "the names are the protocol's own, which its document explains")]
     pub const ACK: u32 = 1;
     pub const SERVER: u32 = 2;
     pub const INFO: u32 = 3;
@@ -62,7 +62,7 @@ pub mod reply {
 
 /// Kinds of information in `reply::INFO`.
 pub mod info {
-    #![allow(missing_docs)] // The protocol's own names, one to one.
+    #![allow(missing_docs, reason = "the names are the protocol's own, which its document explains")]
     pub const EXPORT: u16 = 0;
     pub const NAME: u16 = 1;
     pub const BLOCK_SIZE: u16 = 3;
@@ -70,7 +70,7 @@ pub mod info {
 
 /// Transmission flags: what an export can do.
 pub mod transmission_flag {
-    #![allow(missing_docs)] // The protocol's own names, one to one.
+    #![allow(missing_docs, reason = "the names are the protocol's own, which its document explains")]
     pub const HAS_FLAGS: u16 = 1 << 0;
     pub const READ_ONLY: u16 = 1 << 1;
     pub const SEND_FLUSH: u16 = 1 << 2;
@@ -85,7 +85,7 @@ pub mod transmission_flag {
 
 /// Request types.
 pub mod command {
-    #![allow(missing_docs)] // The protocol's own names, one to one.
+    #![allow(missing_docs, reason = "the names are the protocol's own, which its document explains")]
     pub const READ: u16 = 0;
     pub const WRITE: u16 = 1;
     pub const DISC: u16 = 2;
@@ -98,7 +98,7 @@ pub mod command {
 
 /// Request flags.
 pub mod command_flag {
-    #![allow(missing_docs)] // The protocol's own names, one to one.
+    #![allow(missing_docs, reason = "the names are the protocol's own, which its document explains")]
     pub const FUA: u16 = 1 << 0;
     pub const NO_HOLE: u16 = 1 << 1;
     pub const DF: u16 = 1 << 2;
@@ -108,7 +108,7 @@ pub mod command_flag {
 
 /// Types of structured reply chunks, and their flag.
 pub mod chunk {
-    #![allow(missing_docs)] // The protocol's own names, one to one.
+    #![allow(missing_docs, reason = "the names are the protocol's own, which its document explains")]
     pub const FLAG_DONE: u16 = 1 << 0;
     pub const NONE: u16 = 0;
     pub const OFFSET_DATA: u16 = 1;
@@ -119,7 +119,7 @@ pub mod chunk {
 
 /// Error numbers of replies ("Error values"); the only ones that may go over the wire.
 pub mod error {
-    #![allow(missing_docs)] // The protocol's own names, one to one.
+    #![allow(missing_docs, reason = "the names are the protocol's own, which its document explains")]
     pub const EPERM: u32 = 1;
     pub const EIO: u32 = 5;
     pub const ENOMEM: u32 = 12;

@@ -1,5 +1,6 @@
 //! Binds sessions to streams and images: one reactor, no thread hop.
 
+use super::exports::{ExportName, Exports};
 use super::session::{Action, Ending, Export, IoKey, OpenRefused, Session};
 use crate::error::ImageError;
 use crate::event::{AdminReply, ClientEvent, ImageHandle, ImageIo};
@@ -23,49 +24,6 @@ const STALL_RETRY: Duration = Duration::from_millis(5);
 /// How long after a reply the next request is expected: a client at queue depth 1 sends it at once. Guessed from a
 /// loopback round trip of 9 to 54 µs (DESIGN section 2).
 const NEXT_REQUEST: Duration = Duration::from_micros(50);
-
-/// Which images are served. An export's name is `pool/image`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Exports {
-    /// These. When it is exactly one, the empty name means it too.
-    Only(Vec<ExportName>),
-    /// Every image of these pools.
-    Pools(Vec<String>),
-}
-
-/// An image by name.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct ExportName {
-    /// Its pool.
-    pub pool: String,
-    /// The image.
-    pub image: String,
-}
-
-impl ExportName {
-    fn parse(name: &str) -> Option<Self> {
-        let (pool, image) = name.split_once('/')?;
-        Some(Self { pool: pool.to_owned(), image: image.to_owned() })
-    }
-}
-
-impl std::fmt::Display for ExportName {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}/{}", self.pool, self.image)
-    }
-}
-
-impl Exports {
-    fn find(&self, name: &str) -> Option<ExportName> {
-        match self {
-            Self::Only(names) => match names.as_slice() {
-                [only] if name.is_empty() => Some(only.clone()),
-                names => names.iter().find(|export| export.to_string() == name).cloned(),
-            },
-            Self::Pools(pools) => ExportName::parse(name).filter(|export| pools.contains(&export.pool)),
-        }
-    }
-}
 
 /// Where images come from: a [`Client`](crate::Client), or a stand-in for tests. The meaning of each call is the
 /// client's.

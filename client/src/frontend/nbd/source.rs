@@ -1,6 +1,7 @@
 //! A client as the source of a server's images.
 
-use super::server::{ExportName, Images};
+use super::exports::ExportName;
+use super::server::Images;
 use crate::client::Client;
 use crate::event::{ClientEvent, ImageHandle, ImageIo};
 use loligo_reactor::env::{Instant, QueueFull, Ticket, World};

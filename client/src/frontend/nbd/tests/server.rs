@@ -1,4 +1,5 @@
-use super::super::server::{ExportName, Exports, Images, Server, ServerSettings};
+use super::super::exports::{ExportName, Exports};
+use super::super::server::{Images, Server, ServerSettings};
 use super::*;
 use crate::error::{ImageError, IoError};
 use crate::event::{AdminReply, ClientEvent, ImageHandle, ListEntry};
