@@ -189,7 +189,7 @@ impl<W: World, L: Turn> Blocking<W, L> {
         }
     }
 
-    /// Removes an image, or finishes a removal.
+    /// Removes an image, or finishes a removal; `force`: also when others have it open.
     ///
     /// # Errors
     /// See [`ImageError`].
@@ -197,10 +197,11 @@ impl<W: World, L: Turn> Blocking<W, L> {
         &mut self,
         pool: &str,
         image: &str,
+        force: bool,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<(), ImageError> {
         let own = self.ticket();
-        self.client.remove(pool, image, own);
+        self.client.remove(pool, image, force, own);
         self.wait_admin(own, progress).map(|_| ())
     }
 

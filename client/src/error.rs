@@ -1,5 +1,6 @@
 //! Errors, grouped by what the caller does next.
 
+use loligo_config::id::SessionId;
 use loligo_config::limits::NAME_LEN_MAX;
 use loligo_net::wire::handshake::RefuseReason;
 
@@ -83,6 +84,16 @@ pub enum ImageError {
         /// The image.
         image: String,
     },
+    /// Other clients have the image open: removing it would take it away from under them.
+    #[error("{pool}/{image} is in use by {}", sessions_text(sessions))]
+    InUse {
+        /// The pool.
+        pool: String,
+        /// The image.
+        image: String,
+        /// Who has it open.
+        sessions: Vec<SessionId>,
+    },
     /// Somebody else changes the same image or directory; nothing was lost. Try again.
     #[error("{what} was changed by other clients again and again: try again")]
     Busy {
@@ -115,17 +126,26 @@ pub enum ImageError {
     Io(#[from] IoError),
 }
 
+fn sessions_text(sessions: &[SessionId]) -> String {
+    let names: Vec<String> = sessions.iter().map(|session| format!("session {}", session.0)).collect();
+    names.join(", ")
+}
+
 /// Which value of a request is out of range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidImage {
     /// The name.
-    #[error("invalid image name: 1 to {NAME_LEN_MAX} bytes without '/', '@' or control characters")]
+    #[error(
+        "invalid image name: 1 to {NAME_LEN_MAX} bytes without '/', '@', spaces or control characters, not beginning with '-'"
+    )]
     Name,
     /// The object order.
     #[error("invalid object size: a power of two from 4K to 32M")]
     Order,
     /// The size.
-    #[error("invalid image size: at most 2^63 - 1 bytes, and at most 2^40 objects")]
+    #[error(
+        "invalid image size: at most 2^63 - 1 bytes, and at most 2^40 objects: choose a larger --object-size"
+    )]
     Size,
     /// Too many images by one client process.
     #[error("this client has created too many images: start a new one")]

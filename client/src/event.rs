@@ -112,12 +112,12 @@ impl Waterfall {
     }
 }
 
-/// How far a long operation is.
+/// How far a long operation is. Objects that exist are counted; PGs when an image is measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Objects done.
+    /// Done.
     pub done: u64,
-    /// Objects in all.
+    /// In all.
     pub total: u64,
 }
 

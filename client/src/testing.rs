@@ -6,9 +6,11 @@ use loligo_config::id::{
     SessionId,
 };
 use loligo_config::map::{AuthMode, ClusterMap, Interval, Osd};
+use loligo_config::placement;
 use loligo_config::pool::{FailureDomain, Pool};
 use loligo_net::wire::Message;
 use loligo_net::wire::handshake::{Identity, Role};
+use loligo_net::wire::list::{ObjectEntry, list_head};
 use loligo_net::wire::mon::{CommandReply, Map};
 use loligo_net::wire::op::{Guard, Notify, OpKind, OpReply, OpRequest, OpStatus, Residence};
 use loligo_reactor::dma::{BufferPool, SharedBuffer};
@@ -194,7 +196,7 @@ pub(crate) struct Scripted {
     pub(crate) dialing: VecDeque<ConnectionId>,
     pub(crate) sent: VecDeque<Sent>,
     pub(crate) closed: Vec<ConnectionId>,
-    watchers: BTreeMap<ObjectId, Vec<ConnectionId>>,
+    watchers: BTreeMap<ObjectId, Vec<(ConnectionId, SessionId)>>,
     pub(crate) epoch: Epoch,
     /// OSDs and mons that cannot be reached now.
     pub(crate) unreachable: Vec<Role>,
@@ -296,19 +298,44 @@ impl Scripted {
             assert!(is_whole, "an OSD refuses to write more than 1 MiB of parts of blocks");
         }
         let before = self.store.applied;
-        let (status, version, bytes) = self.store.apply(request, data);
+        let (status, version, bytes) = match request.kind {
+            OpKind::List => (OpStatus::Done, ObjectVersion::NONE, self.list(request)),
+            OpKind::Watchers => (OpStatus::Done, ObjectVersion::NONE, self.sessions(request.object)),
+            _ => self.store.apply(request, data),
+        };
         if request.kind == OpKind::Watch {
-            self.watchers.entry(request.object).or_default().push(connection);
+            self.watchers.entry(request.object).or_default().push((connection, request.op.session));
         }
         let bytes = (!bytes.is_empty()).then(|| self.pool.copy_of(&bytes).unwrap());
         let mut events = vec![self.reply(connection, request, status, version, bytes)];
         if self.store.applied > before {
-            for watcher in self.watchers.get(&request.object).into_iter().flatten() {
+            for (watcher, _) in self.watchers.get(&request.object).into_iter().flatten() {
                 let notify = Notify { pg: request.pg, object: request.object, version };
                 events.push(self.message(*watcher, Message::Notify(notify), None));
             }
         }
         events
+    }
+
+    /// Pages of two objects at most.
+    fn list(&self, request: &OpRequest) -> Vec<u8> {
+        let from = request.object;
+        let pool = &self.map.pools[&from.pool];
+        let all = self.store.objects.range(from..ObjectId { index: u64::MAX, ..from });
+        let mut mine = all.filter(|(object, _)| placement::object_to_pg(pool, object) == request.pg);
+        let page: Vec<_> = mine.by_ref().take(2).collect();
+        let mut bytes = list_head(mine.next().map(|(object, _)| object.index)).to_vec();
+        for (object, stored) in page {
+            let blocks = u32::try_from(stored.blocks.len()).unwrap();
+            bytes.extend(ObjectEntry { index: object.index, version: stored.version, blocks }.to_bytes());
+        }
+        bytes
+    }
+
+    /// Those of hosts that were replaced, too: for the cluster they live on.
+    fn sessions(&self, object: ObjectId) -> Vec<u8> {
+        let watchers = self.watchers.get(&object).into_iter().flatten();
+        watchers.flat_map(|(_, session)| session.0.to_le_bytes()).collect()
     }
 
     pub(crate) fn reply(

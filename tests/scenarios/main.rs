@@ -5,3 +5,4 @@ mod idle;
 mod kill;
 mod misuse;
 mod outage;
+mod thin;

@@ -363,6 +363,9 @@ pub enum RbdCommand {
     Rm {
         #[command(flatten)]
         image: ImageArgs,
+        /// Also when somebody has it open, who loses it then
+        #[arg(long)]
+        force: bool,
     },
     /// Give an image another name
     #[command(visible_alias = "mv", after_help = "Example:\n  loligo rbd rename rbd/disk rbd/database")]

@@ -113,10 +113,10 @@ impl<W: World> Client<W> {
     }
 
     /// Removes an image and its data, or finishes a removal that was broken off; `Progress` and `Admin` with `Removed`
-    /// follow.
-    pub fn remove(&mut self, pool: &str, image: &str, ticket: Ticket) {
+    /// follow. One that other clients have open is refused with `InUse`, unless `force` is set; they lose it then.
+    pub fn remove(&mut self, pool: &str, image: &str, force: bool, ticket: Ticket) {
         let name = name_of(pool, image);
-        self.core.admin(ticket, |context| admin::remove(context, name, ticket));
+        self.core.admin(ticket, |context| admin::remove(context, name, force, ticket));
     }
 
     /// Gives an image another name in the same pool; `Admin` with `Renamed` follows. Open handles stay valid.

@@ -1,25 +1,28 @@
 //! What is done to images as a whole. Every operation is safe to break off at any point; `docs/images.md` says what is
 //! left then, and what finishes it.
 
-use super::access::{Found, ImageName, WriteError};
+use super::access::{ImageName, WriteError};
 use super::directory::DirectoryEntry;
 use super::header::{
-    CreateOptions, ImageHeader, ImageState, check_name, check_order, check_size, data_object, header_object,
-    objects_of,
+    CreateOptions, ImageHeader, ImageState, check_new_name, check_order, check_size, data_object,
+    header_object,
 };
+use super::objects::{OBJECTS_AT_ONCE, Objects, PGS_AT_ONCE};
 use super::task::{TaskContext, for_each};
 use crate::error::{ImageError, IoError};
 use crate::event::{AdminReply, ListEntry, Usage};
-use crate::objecter::{ObjectOp, extent_entries};
+use crate::objecter::ObjectOp;
 use loligo_config::id::{ImageId, ObjectId, ObjectVersion, PoolId};
 use loligo_config::units::BLOCK_SIZE;
+use loligo_net::wire::list::read_sessions;
 use loligo_net::wire::op::OpKind;
 use loligo_reactor::env::Ticket;
+use std::cell::Cell;
 
 /// Objects that one operation works on at once.
 pub(super) const PARALLEL: usize = 32;
 /// Objects between two reports of progress.
-pub(super) const REPORT_EVERY: u64 = 64;
+const REPORT_EVERY: u64 = 64;
 /// Tries to find an unused id; the first is as good as certain.
 const ID_TRIES: u32 = 8;
 
@@ -36,7 +39,7 @@ pub(crate) async fn create(
     name: ImageName,
     options: CreateOptions,
 ) -> Result<AdminReply, ImageError> {
-    check_name(&name.image)?;
+    check_new_name(&name.image)?;
     check_order(options.order)?;
     check_size(options.size, options.order)?;
     let pool = context.pool(&name.pool).await?;
@@ -91,12 +94,18 @@ async fn create_header(
 
 /// The name is marked first, so that nobody opens the image any more; then the header, which tells its openers; then
 /// data, header and name go. Broken off anywhere, the marked name is left, and another removal goes on.
+///
+/// An image that another session has open is left alone, unless `force` is set.
 pub(crate) async fn remove(
     context: TaskContext,
     name: ImageName,
+    force: bool,
     ticket: Ticket,
 ) -> Result<AdminReply, ImageError> {
     let pool = context.pool(&name.pool).await?;
+    if !force {
+        check_unwatched(&context, pool, &name).await?;
+    }
     let id = mark_removing(&context, pool, &name).await?;
     let marked = context
         .change_header(pool, id, |header| {
@@ -135,37 +144,70 @@ async fn mark_removing(context: &TaskContext, pool: PoolId, name: &ImageName) ->
     id.ok_or_else(|| name.not_found())
 }
 
+/// Refuses when somebody else has the image open. One whose removal has begun is closed for everybody already.
+async fn check_unwatched(context: &TaskContext, pool: PoolId, name: &ImageName) -> Result<(), ImageError> {
+    let directory = context.directory(pool).await?;
+    let Some(entry) = directory.images.get(&name.image).filter(|entry| !entry.removing) else {
+        return Ok(());
+    };
+    let op = ObjectOp::new(header_object(pool, entry.id), OpKind::Watchers, 0, 0);
+    let data = context.op(op).await?.data;
+    let mut sessions = read_sessions(data.as_deref().unwrap_or_default()).unwrap_or_default();
+    sessions.retain(|session| *session != context.session());
+    if sessions.is_empty() {
+        return Ok(());
+    }
+    Err(ImageError::InUse { pool: name.pool.clone(), image: name.image.clone(), sessions })
+}
+
 async fn remove_data(
     context: &TaskContext,
     pool: PoolId,
     header: &ImageHeader,
     ticket: Ticket,
 ) -> Result<(), ImageError> {
-    let end = header.trim.map_or(header.size, |trim| trim.end.max(header.size));
-    let total = objects_of(end, header.order);
     let data_pool = header.data_pool.unwrap_or(pool);
-    let mut outcome = Ok(());
-    let mut done = 0;
-    let remove_one = |index| {
-        let object = data_object(data_pool, header.id, index);
-        async move {
-            if probe(context, object).await?.is_some() {
-                context.op(ObjectOp::new(object, OpKind::Remove, 0, 0)).await?;
-            }
-            Ok::<(), IoError>(())
+    let objects = Objects { context, pool: data_pool, image: header.id, first: 0 };
+    let total = objects.count(|_, _| {}).await?.objects;
+    let pgs = u64::from(objects.pgs().await?);
+    let (done, mut outcome) = (Cell::new(0), Ok(()));
+    let removed = || {
+        done.set(done.get() + 1);
+        if done.get() % REPORT_EVERY == 0 || done.get() == total {
+            context.report(ticket, done.get(), total);
         }
     };
-    for_each(0..total, PARALLEL, remove_one, |result| {
-        done += 1;
-        if done % REPORT_EVERY == 0 || done == total {
-            context.report(ticket, done, total);
-        }
+    let empty = |pg| remove_from_pg(objects, u32::try_from(pg).expect("PGs have 32 bits"), &removed);
+    for_each(0..pgs, PGS_AT_ONCE, empty, |result| {
         if outcome.is_ok() {
             outcome = result;
         }
     })
     .await;
-    Ok(outcome?)
+    outcome
+}
+
+/// Removes what one PG has of the image.
+async fn remove_from_pg(objects: Objects<'_>, pg: u32, removed: &impl Fn()) -> Result<(), ImageError> {
+    let mut from = Some(objects.first);
+    while let Some(at) = from {
+        let page = objects.page(pg, at).await?;
+        from = page.next;
+        let mut outcome = Ok(());
+        let remove_one = |at: u64| {
+            let object = data_object(objects.pool, objects.image, page.entries[at as usize].index);
+            objects.context.op(ObjectOp::new(object, OpKind::Remove, 0, 0))
+        };
+        for_each(0..page.entries.len() as u64, OBJECTS_AT_ONCE, remove_one, |result| {
+            removed();
+            if outcome.is_ok() {
+                outcome = result.map(drop);
+            }
+        })
+        .await;
+        outcome?;
+    }
+    Ok(())
 }
 
 /// One write of the directory takes the old name out and puts the new one in; the name in the header, which nobody
@@ -175,7 +217,7 @@ pub(crate) async fn rename(
     from: ImageName,
     to: String,
 ) -> Result<AdminReply, ImageError> {
-    check_name(&to)?;
+    check_new_name(&to)?;
     let new_name = ImageName { pool: from.pool.clone(), image: to };
     let pool = context.pool(&from.pool).await?;
     let mut id = None;
@@ -222,41 +264,15 @@ pub(crate) async fn info(context: TaskContext, name: ImageName) -> Result<AdminR
     Ok(AdminReply::Info(Box::new(context.find(&name).await?.header)))
 }
 
-/// What an image takes: asked of every object, from the index alone.
+/// What an image takes: counted by the PGs, from their indices alone. Progress counts PGs.
 pub(crate) async fn usage(
     context: TaskContext,
     name: ImageName,
     ticket: Ticket,
 ) -> Result<AdminReply, ImageError> {
     let found = context.find(&name).await?;
-    let Found { ref header, .. } = found;
-    let data_pool = found.data_pool();
-    let total = header.objects();
-    let mut usage = Usage { provisioned: header.size, used: 0 };
-    let mut outcome = Ok(());
-    let mut done = 0;
-    let len = u32::try_from(header.object_size()).expect("an object is at most 32 MiB");
-    let measure_one = |index| {
-        let op = ObjectOp::new(data_object(data_pool, header.id, index), OpKind::Extents, 0, len);
-        let context = &context;
-        async move {
-            let extents = context.op(op).await?.data;
-            let blocks =
-                extent_entries(extents.as_deref().unwrap_or_default()).map(|(_, count)| u64::from(count));
-            Ok::<u64, IoError>(blocks.sum::<u64>() * u64::from(BLOCK_SIZE))
-        }
-    };
-    for_each(0..total, PARALLEL, measure_one, |result| {
-        done += 1;
-        if done % REPORT_EVERY == 0 || done == total {
-            context.report(ticket, done, total);
-        }
-        match result {
-            Ok(bytes) => usage.used += bytes,
-            Err(error) => outcome = Err(error),
-        }
-    })
-    .await;
-    outcome?;
-    Ok(AdminReply::Usage(usage))
+    let objects = Objects { context: &context, pool: found.data_pool(), image: found.header.id, first: 0 };
+    let total = objects.count(|done, pgs| context.report(ticket, done, pgs)).await?;
+    let used = total.blocks.saturating_mul(u64::from(BLOCK_SIZE));
+    Ok(AdminReply::Usage(Usage { provisioned: found.header.size, used }))
 }

@@ -7,7 +7,8 @@ use loligo_config::limits::{NAME_LEN_MAX, OBJECT_ORDER_MAX, OBJECT_ORDER_MIN};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Most objects of one image: 4 PiB of 4 KiB objects.
+/// Most objects of one image: 4 PiB of 4 KiB objects, 32 EiB and so any size of 32 MiB ones. Their numbers fit 40 bits
+/// in every listing and counter.
 pub const OBJECTS_MAX: u64 = 1 << 40;
 
 /// Features of an image, one bit each, numbered as Ceph does.
@@ -208,7 +209,7 @@ pub fn data_object(pool: PoolId, image: ImageId, index: u64) -> ObjectId {
     ObjectId { pool, kind: ObjectKind::Data, image, index }
 }
 
-/// Whether an image may have this name.
+/// Whether an image that is there may have this name.
 ///
 /// # Errors
 /// `InvalidImage::Name`.
@@ -216,6 +217,16 @@ pub fn check_name(name: &str) -> Result<(), InvalidImage> {
     let fits = (1..=NAME_LEN_MAX).contains(&name.len());
     let clean = !name.chars().any(|c| c == '/' || c == '@' || c.is_control());
     if fits && clean { Ok(()) } else { Err(InvalidImage::Name) }
+}
+
+/// Whether a new image may have this name: one that also reads well in a shell, a URI and a table.
+///
+/// # Errors
+/// `InvalidImage::Name`.
+pub fn check_new_name(name: &str) -> Result<(), InvalidImage> {
+    check_name(name)?;
+    let odd = name.starts_with('-') || name.chars().any(char::is_whitespace);
+    if odd { Err(InvalidImage::Name) } else { Ok(()) }
 }
 
 /// Whether an image may have this object order.

@@ -7,6 +7,7 @@ pub mod directory;
 pub mod document;
 pub mod header;
 pub(crate) mod io;
+mod objects;
 pub(crate) mod resize;
 pub mod stats;
 pub(crate) mod task;

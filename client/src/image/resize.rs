@@ -13,7 +13,8 @@
 
 use super::access::{Found, ImageName};
 use super::admin::{PARALLEL, probe};
-use super::header::{ImageHeader, ImageState, Trim, check_size, data_object, objects_of};
+use super::header::{ImageHeader, ImageState, Trim, check_size, data_object};
+use super::objects::Objects;
 use super::task::{TaskContext, for_each};
 use crate::error::{ImageError, IoError};
 use crate::event::AdminReply;
@@ -22,10 +23,7 @@ use loligo_config::id::{ObjectVersion, PoolId};
 use loligo_config::units::BLOCK_SIZE;
 use loligo_net::wire::op::OpKind;
 use loligo_reactor::env::Ticket;
-use std::cell::RefCell;
-
-/// Objects between two looks at the header.
-const BATCH: u64 = 64;
+use std::cell::{Cell, RefCell};
 
 /// Gives the image another size.
 pub(crate) async fn resize(
@@ -95,27 +93,48 @@ impl Trimming<'_> {
     async fn run(&self) -> Result<(), ImageError> {
         let header = &self.found.header;
         let first = header.size >> header.order;
-        let past = objects_of(self.trim.end, header.order).max(first);
-        let mut at = first;
-        while at < past {
-            let batch = at..(at + BATCH).min(past);
-            at = batch.end;
-            self.trim_batch(batch).await?;
-            self.context.report(self.ticket, at - first, past - first);
+        let objects = Objects { context: self.context, pool: self.data_pool(), image: header.id, first };
+        let total = objects.count(|_, _| {}).await?.objects;
+        let done = Cell::new(0);
+        let pgs = u64::from(objects.pgs().await?);
+        let mut outcome = Ok(());
+        let trim = |pg| {
+            self.trim_pg(objects, u32::try_from(pg).expect("PGs have 32 bits"), |freed| {
+                done.set(done.get() + freed);
+                self.context.report(self.ticket, done.get().min(total), total);
+            })
+        };
+        // One PG after the other: every page of objects needs a look at the header.
+        for_each(0..pgs, 1, trim, |result| {
+            if outcome.is_ok() {
+                outcome = result;
+            }
+        })
+        .await;
+        outcome
+    }
+
+    /// Frees what one PG has beyond the new size. What is not listed was not there, and comes back only by a writer
+    /// who has not heard of the new size (`docs/images.md`, known limit).
+    async fn trim_pg(&self, objects: Objects<'_>, pg: u32, freed: impl Fn(u64)) -> Result<(), ImageError> {
+        let mut from = Some(objects.first);
+        while let Some(at) = from {
+            let page = objects.page(pg, at).await?;
+            from = page.next;
+            let count = page.entries.len() as u64;
+            self.trim_objects(page.entries.iter().map(|entry| (entry.index, entry.version)).collect())
+                .await?;
+            freed(count);
         }
         Ok(())
     }
 
-    /// Frees the objects of the range, again as long as one was changed between the look and the freeing.
-    async fn trim_batch(&self, batch: std::ops::Range<u64>) -> Result<(), ImageError> {
-        let mut left: Vec<u64> = batch.collect();
-        while !left.is_empty() {
-            let found = self.probe_all(&left).await?;
-            if found.is_empty() {
-                return Ok(());
-            }
+    /// Frees objects found with these versions, again as long as one was changed between the look and the freeing.
+    async fn trim_objects(&self, mut found: Vec<(u64, ObjectVersion)>) -> Result<(), ImageError> {
+        while !found.is_empty() {
             self.check_mine().await?;
-            left = self.free_all(&found).await?;
+            let left = self.free_all(&found).await?;
+            found = self.probe_all(&left).await?;
         }
         Ok(())
     }

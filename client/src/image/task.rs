@@ -84,6 +84,16 @@ impl TaskContext {
         pool.map(|pool| pool.id).ok_or_else(|| ImageError::NoPool { pool: name.to_owned() })
     }
 
+    /// PGs of a pool that the map has had.
+    ///
+    /// # Errors
+    /// When it is removed meanwhile.
+    pub(crate) async fn pg_count(&self, pool: PoolId) -> Result<u32, ImageError> {
+        let map = self.0.borrow().map.clone();
+        let pool = map.as_ref().and_then(|map| map.pools.get(&pool));
+        pool.map(|pool| pool.pg_count).ok_or(ImageError::Io(IoError::Fenced))
+    }
+
     /// A buffer with a copy of the bytes, once there is room.
     pub(crate) async fn buffer(&self, bytes: &[u8]) -> SharedBuffer {
         poll_fn(|_| {

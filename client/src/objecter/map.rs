@@ -2,17 +2,21 @@
 
 use super::Objecter;
 use super::link::Target;
+use super::op::ObjectOp;
 use super::pg::PgQueue;
 use super::wire::Wire;
-use loligo_config::id::{CoreId, ObjectId, PgId};
+use loligo_config::id::{CoreId, PgId};
 use loligo_config::map::ClusterMap;
 use loligo_config::placement;
 use std::sync::Arc;
 
-/// The object's PG; `None` when the map has no such pool.
-pub(super) fn pg_of(map: &ClusterMap, object: ObjectId) -> Option<PgId> {
-    let pool = map.pools.get(&object.pool)?;
-    Some(placement::object_to_pg(pool, &object))
+/// The op's PG; `None` when the map has no such pool, or the pool no such PG.
+pub(super) fn pg_of(map: &ClusterMap, op: &ObjectOp) -> Option<PgId> {
+    let pool = map.pools.get(&op.object.pool)?;
+    match op.pg {
+        None => Some(placement::object_to_pg(pool, &op.object)),
+        Some(index) => (index < pool.pg_count).then_some(PgId { pool: pool.id, index }),
+    }
 }
 
 /// Who serves the PG by this map; `None` when nobody does. The primary alone decides whether the PG is active.
@@ -96,7 +100,7 @@ impl<O: Copy> Objecter<O> {
         self.unplaced.clear();
         for slot in self.slots_where(|_| true) {
             let Some(op) = self.ops.get(slot) else { continue };
-            let pg = pg_of(map, op.request.object);
+            let pg = pg_of(map, &op.request);
             if op.pg.is_some() && op.pg == pg {
                 continue;
             }

@@ -346,12 +346,11 @@ impl<O: Copy> Objecter<O> {
 
     /// Finds the op's PG and queues it there unless it is blocked.
     fn place(&mut self, slot: usize) {
-        let object = self.ops[slot].request.object;
         let Some(map) = &self.map else {
             self.unplaced.push(slot);
             return;
         };
-        let Some(pg) = map::pg_of(map, object) else {
+        let Some(pg) = map::pg_of(map, &self.ops[slot].request) else {
             // The pool is removed, or newer than the map: image code looks pools up in the map first.
             self.finish(slot, Err(IoError::Fenced));
             return;

@@ -14,6 +14,8 @@ pub struct ObjectOp {
     pub object: ObjectId,
     /// What to do.
     pub kind: OpKind,
+    /// For `List`: which PG of the object's pool is asked. `None`: the object's own.
+    pub pg: Option<u32>,
     /// First byte in the object.
     pub offset: u32,
     /// How many bytes.
@@ -29,13 +31,20 @@ pub struct ObjectOp {
 impl ObjectOp {
     /// An op without data and condition.
     pub fn new(object: ObjectId, kind: OpKind, offset: u32, len: u32) -> Self {
-        Self { object, kind, offset, len, guard: Guard::Any, snap_seq: 0, data: None }
+        Self { object, kind, pg: None, offset, len, guard: Guard::Any, snap_seq: 0, data: None }
     }
 
     /// The same with a condition.
     #[must_use]
     pub fn guarded(mut self, version: ObjectVersion) -> Self {
         self.guard = Guard::Version(version);
+        self
+    }
+
+    /// The same for this PG of the object's pool.
+    #[must_use]
+    pub fn at_pg(mut self, index: u32) -> Self {
+        self.pg = Some(index);
         self
     }
 
@@ -62,7 +71,7 @@ impl ObjectOp {
 pub struct OpOutcome {
     /// The version that a write made, or the object's last version; `NONE`: there is no such object.
     pub version: ObjectVersion,
-    /// The data of a `Read` (exactly the length asked for) or of `Extents` (whole entries).
+    /// The data of a `Read` (exactly the length asked for) of `Extents` (whole entries), of `List` or `Watchers`.
     pub data: Option<SharedBuffer>,
 }
 

@@ -14,6 +14,7 @@ use loligo_config::limits::OBJECT_ORDER_MAX;
 use loligo_config::units::BLOCK_SIZE;
 use loligo_net::wire::Message;
 use loligo_net::wire::handshake::Identity;
+use loligo_net::wire::list::{read_list, read_sessions};
 use loligo_net::wire::op::{Notify, OpKind, OpReply, OpStatus};
 use loligo_reactor::dma::SharedBuffer;
 use loligo_reactor::env::{ConnectionId, Instant};
@@ -125,7 +126,7 @@ impl<O: Copy> Objecter<O> {
         }
         match reply.status {
             OpStatus::Done => {
-                let wants_data = matches!(op.request.kind, OpKind::Read | OpKind::Extents);
+                let wants_data = returns_data(op.request.kind);
                 self.succeed(slot, OpOutcome { version: reply.version, data: data.filter(|_| wants_data) });
             }
             // Not the PG is busy, its table of watchers is full: others need not wait for that.
@@ -322,12 +323,18 @@ impl<O: Copy> Objecter<O> {
     }
 }
 
+fn returns_data(kind: OpKind) -> bool {
+    matches!(kind, OpKind::Read | OpKind::Extents | OpKind::List | OpKind::Watchers)
+}
+
 /// Whether the data of a reply is what the op asked for.
 fn fits(request: &ObjectOp, data: Option<&[u8]>) -> bool {
     let data = data.unwrap_or_default();
     match request.kind {
         OpKind::Read => data.len() == request.len as usize,
         OpKind::Extents => are_extents(data),
+        OpKind::List => read_list(data, request.object.index).is_some(),
+        OpKind::Watchers => read_sessions(data).is_some(),
         _ => data.is_empty(),
     }
 }

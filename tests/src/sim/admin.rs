@@ -194,7 +194,7 @@ impl Admin {
             Step::Resize { pool, image, blocks } => {
                 client.resize(pool, image, ByteLen(blocks * BLOCK), ticket)
             }
-            Step::Remove { pool, image } => client.remove(pool, image, ticket),
+            Step::Remove { pool, image } => client.remove(pool, image, true, ticket),
             Step::List { pool, .. } => client.list(pool, ticket),
             Step::Usage { pool, image } => client.du(pool, image, ticket),
             Step::Grow { image, blocks } => {

@@ -5,7 +5,7 @@ mod bench;
 use crate::args::{Global, RbdCommand};
 use crate::cluster::{self, Connection, ImageSpec};
 use crate::output::{self, Align, Failure, Outcome, Progress, Table, bytes, list, number, string};
-use loligo_client::{CreateOptions, ImageHeader};
+use loligo_client::{CreateOptions, ImageError, ImageHeader};
 use loligo_config::units::ByteLen;
 use serde_json::{Value, json};
 
@@ -31,7 +31,7 @@ pub fn run(global: &Global, command: RbdCommand) -> Outcome {
         RbdCommand::Resize { image, size, allow_shrink } => {
             resize(global, &ImageSpec::from_args(&image)?, size, allow_shrink)
         }
-        RbdCommand::Rm { image } => rm(global, &ImageSpec::from_args(&image)?),
+        RbdCommand::Rm { image, force } => rm(global, &ImageSpec::from_args(&image)?, force),
         RbdCommand::Rename { from, to, pool } => rename(global, &from, &to, pool.as_deref()),
         RbdCommand::Bench(args) => bench::run(global, &args),
     }
@@ -232,10 +232,17 @@ fn resize(global: &Global, spec: &ImageSpec, size: u64, allow_shrink: bool) -> O
     Ok(())
 }
 
-fn rm(global: &Global, spec: &ImageSpec) -> Outcome {
+fn rm(global: &Global, spec: &ImageSpec, force: bool) -> Outcome {
     let mut cluster = cluster::connect(global)?;
     let mut progress = Progress::new(&format!("removing {spec}"), false);
-    cluster.remove(&spec.pool, &spec.image, &mut |at| progress.set(at.done, at.total))?;
+    let removed = cluster.remove(&spec.pool, &spec.image, force, &mut |at| progress.set(at.done, at.total));
+    if let Err(error @ ImageError::InUse { .. }) = &removed {
+        return Err(Failure::new(
+            error.to_string(),
+            "stop who serves or uses it, or add --force: they lose it then",
+        ));
+    }
+    removed?;
     drop(progress);
     output::show(global.format, &json!({ "removed": spec.to_string() }), |_| String::new());
     Ok(())

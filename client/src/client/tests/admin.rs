@@ -110,8 +110,9 @@ fn a_removal_broken_off_anywhere_is_finished_by_the_next() {
         let mut host = Host::new(&mut cluster);
         host.create(&mut cluster, "a", 64 * KIB, 12).unwrap();
         fill(&mut host, &mut cluster, "a", 64 * KIB);
-        let ended = host
-            .run_limited(&mut cluster, limit, |context| operations::remove(context, name("a"), Ticket(1)));
+        let ended = host.run_limited(&mut cluster, limit, |context| {
+            operations::remove(context, name("a"), false, Ticket(1))
+        });
         let mut other = Host::new(&mut cluster);
         match other.open(&mut cluster, "a") {
             Ok(_) => assert_eq!(data_objects(&cluster), 16, "what can be opened is whole"),
@@ -236,6 +237,54 @@ fn openers_hear_of_a_new_size_and_of_the_end() {
     host.settle(&mut cluster);
     assert!(host.events().iter().any(|event| matches!(event, ClientEvent::Removed { .. })));
     assert_eq!(host.io(&mut cluster, image, io).unwrap_err(), IoError::Fenced);
+}
+
+#[test]
+fn an_image_that_others_have_open_is_removed_by_force_alone() {
+    let mut cluster = cluster();
+    let mut opener = Host::new(&mut cluster);
+    opener.create(&mut cluster, "a", 64 * KIB, 12).unwrap();
+    fill(&mut opener, &mut cluster, "a", 64 * KIB);
+    let session = cluster.session;
+    let mut other = Host::new(&mut cluster);
+    let remove = |host: &mut Host, cluster: &mut Scripted, force| {
+        host.run(cluster, |context| operations::remove(context, name("a"), force, Ticket(1)))
+    };
+    let refused = remove(&mut other, &mut cluster, false).unwrap_err();
+    let ImageError::InUse { sessions, .. } = refused else { panic!("in use, not {refused:?}") };
+    assert_eq!(sessions, [session]);
+    assert_eq!(data_objects(&cluster), 16, "nothing was changed");
+    assert_eq!(remove(&mut other, &mut cluster, true).unwrap(), AdminReply::Removed);
+    assert_eq!(data_objects(&cluster), 0);
+}
+
+/// 64 TiB are 16 million objects; what was never written must not be asked for.
+#[test]
+fn a_thin_image_costs_what_is_in_it() {
+    const TIB: u64 = 1 << 40;
+    let mut cluster = cluster();
+    let mut host = Host::new(&mut cluster);
+    host.create(&mut cluster, "a", 64 * TIB, 22).unwrap();
+    let handle = host.open(&mut cluster, "a").unwrap();
+    for at in 0..10 {
+        let data = cluster.pool.copy_of(&[7; 4096]).unwrap();
+        let offset = ByteOffset(at * 5 * TIB + at * 4096);
+        host.io(&mut cluster, handle, ImageIo::Write { offset, data, fua: false }).unwrap();
+    }
+    const OPS_MAX: usize = 100;
+    let usage =
+        host.run_limited(&mut cluster, OPS_MAX, |context| operations::usage(context, name("a"), Ticket(1)));
+    let expected = crate::event::Usage { provisioned: 64 * TIB, used: 40 * KIB };
+    assert_eq!(usage, Some(Ok(AdminReply::Usage(expected))));
+    let shrunk = host
+        .run_limited(&mut cluster, OPS_MAX, |context| resize::resize(context, name("a"), 5 * TIB, Ticket(1)));
+    assert_eq!(shrunk, Some(Ok(AdminReply::Resized)));
+    assert_eq!(data_objects(&cluster), 1);
+    let removed = host.run_limited(&mut cluster, OPS_MAX, |context| {
+        operations::remove(context, name("a"), true, Ticket(1))
+    });
+    assert_eq!(removed, Some(Ok(AdminReply::Removed)));
+    assert_eq!(data_objects(&cluster), 0);
 }
 
 #[test]

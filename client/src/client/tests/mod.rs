@@ -126,7 +126,7 @@ impl Host {
     }
 
     fn remove(&mut self, cluster: &mut Scripted, image: &str) -> Result<AdminReply, ImageError> {
-        self.run(cluster, |context| operations::remove(context, name(image), Ticket(1)))
+        self.run(cluster, |context| operations::remove(context, name(image), true, Ticket(1)))
     }
 
     fn resize(&mut self, cluster: &mut Scripted, image: &str, size: u64) -> Result<AdminReply, ImageError> {

@@ -171,7 +171,7 @@ fn an_image_lives_from_its_creation_to_its_removal() {
     assert_eq!(client.list(POOL).unwrap().len(), 1);
     client.close(image);
     let mut last = None;
-    client.remove(POOL, "disc", &mut |progress| last = Some(progress)).unwrap();
+    client.remove(POOL, "disc", false, &mut |progress| last = Some(progress)).unwrap();
     assert!(last.is_some_and(|progress| progress.done == progress.total));
     assert!(matches!(client.open(POOL, "disc"), Err(ImageError::NotFound { .. })));
     let answer = client.command(serde_json::json!({"prefix": "status"})).unwrap();
