@@ -1,8 +1,10 @@
 //! Load generators and the machine's floor.
 //!
 //! [`load`] drives an image at a fixed queue depth and records latencies; [`floor`] measures what the same machine
-//! needs for the parts that nobody can avoid: a durable write per copy and a round trip.
+//! needs for the parts that nobody can avoid: a durable write per copy and a round trip; [`legs`] says where the time of
+//! writes went.
 #![forbid(unsafe_code)]
 
 pub mod floor;
+pub mod legs;
 pub mod load;

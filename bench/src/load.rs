@@ -3,6 +3,7 @@
 //! Every write carries other bytes than the one before, since an identical rewrite can be had for less, and latencies
 //! are the client's own: from `submit` to completion, without the load generator's work between requests.
 
+use crate::legs::Legs;
 use hdrhistogram::Histogram;
 use loligo_client::blocking::Blocking;
 use loligo_client::{IO_LEN_MAX, ImageHandle, ImageIo, IoDone, IoError};
@@ -120,6 +121,8 @@ pub struct LoadReport {
     pub copies_min: Option<u8>,
     /// Object operations that were sent again.
     pub resends: u64,
+    /// Where the time of writes went.
+    pub legs: Legs,
 }
 
 /// The usual figures of a set of latencies, in microseconds.
@@ -208,6 +211,7 @@ pub fn run<W: World, L: Turn>(
         reads: histogram(),
         writes: histogram(),
         copies_min: None,
+        legs: Legs::default(),
         resends: 0,
     };
     let requests = vec![None; settings.depth.max(1) as usize];
@@ -302,6 +306,7 @@ impl<W: World, L: Turn> Load<'_, W, L> {
         let latencies = if write { &mut report.writes } else { &mut report.reads };
         latencies.saturating_record(done.waterfall.total_ns.max(1));
         if write {
+            report.legs.add(&done.waterfall);
             let copies = done.waterfall.copies;
             report.copies_min = Some(report.copies_min.map_or(copies, |least| least.min(copies)));
         }

@@ -3,6 +3,7 @@
 use crate::args::{BenchArgs, BenchPattern, BenchType, Global};
 use crate::cluster::{self, ImageSpec};
 use crate::output::{self, Failure, Format, Outcome, bytes};
+use loligo_bench::legs::MeanLegs;
 use loligo_bench::load::{self, IoType, Latency, LoadReport, LoadSettings, Pattern, Tick};
 use loligo_reactor::env::Entropy;
 use loligo_reactor::os::OsEntropy;
@@ -93,6 +94,22 @@ fn latency_line(kind: &str, latency: &Latency) -> String {
     )
 }
 
+/// One after the other, and in parentheses what happens within.
+fn legs_line(legs: &MeanLegs) -> String {
+    format!(
+        "write legs (mean us): client {:.1} + network {:.1} + primary {:.1} (submit {:.1}, its device {:.1}, replicas {:.1} of \
+         which remote {:.1} with its device {:.1})\n",
+        legs.client_us,
+        legs.network_us,
+        legs.primary_us,
+        legs.primary_submit_us,
+        legs.primary_device_us,
+        legs.replica_round_trip_us,
+        legs.replica_us,
+        legs.replica_device_us
+    )
+}
+
 fn summary(args: &BenchArgs, report: &LoadReport) -> String {
     let seconds = report.elapsed.as_secs_f64();
     let mut text = format!(
@@ -108,6 +125,9 @@ fn summary(args: &BenchArgs, report: &LoadReport) -> String {
     }
     if let Some(copies) = report.copies_min {
         text += &format!("copies durable at each acknowledged write: {copies}\n");
+    }
+    if let Some(legs) = report.legs.mean() {
+        text += &legs_line(&legs);
     }
     text + &format!(
         "queue depth {}, client poll mode {}, {} resends\n",
@@ -136,6 +156,7 @@ fn as_json(args: &BenchArgs, report: &LoadReport) -> Value {
         "read_latency": latency(&report.reads),
         "write_latency": latency(&report.writes),
         "copies_at_ack": report.copies_min,
+        "write_legs": report.legs.mean(),
         "resends": report.resends,
     })
 }
