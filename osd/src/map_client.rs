@@ -216,7 +216,9 @@ impl MapClient {
         }
         self.told.clear();
         self.taken.1 = Epoch(0);
-        let (next_boot, next_report) = (now, now.after(REPORT_INTERVAL));
+        // A mon that was started anew knows nothing of this OSD. To one that has not taken its boot a report is of no use.
+        let next_report = if self.is_up_in_map { now } else { now.after(REPORT_INTERVAL) };
+        let next_boot = now;
         self.state = State::Connected { connection, next_boot, next_report, next_idle_report: now };
         let message = Message::Subscribe(Subscribe { have: self.newest });
         out.push(MapAction::Send { connection, message, data: None });
@@ -543,6 +545,17 @@ mod tests {
         let (mut client, _) = connected();
         client.on_boot_reply(Instant(0), refuse(BootStatus::OtherDevice));
         assert_eq!(client.failure(), Some(BootError::Refused(BootStatus::OtherDevice)));
+    }
+
+    #[test]
+    fn a_mon_that_was_started_anew_gets_a_report_at_once() {
+        let (mut client, mut out) = connected();
+        assert!(!client.wants_report(Instant(0)), "its boot was not taken yet");
+        client.note_map(&map(1, 5, 9));
+        client.on_down(Instant(1), DownReason::Timeout);
+        client.connecting(ConnectionId(6));
+        client.on_up(Instant(2), &mut out);
+        assert!(client.wants_report(Instant(2)));
     }
 
     #[test]

@@ -140,7 +140,11 @@ fn pg_line(pgmap: &Value) -> Vec<String> {
 
 fn usage_line(pgmap: &Value) -> String {
     let of = |key: &str| bytes(number(pgmap, key));
-    format!("{} used, {} / {} avail", of("bytes_used"), of("bytes_avail"), of("bytes_total"))
+    let unknown = match number(pgmap, "num_osds_unreported") {
+        0 => String::new(),
+        count => format!(" ({count} osds have not reported yet)"),
+    };
+    format!("{} used, {} / {} avail{unknown}", of("bytes_used"), of("bytes_avail"), of("bytes_total"))
 }
 
 fn io_line(pgmap: &Value) -> Option<String> {
@@ -282,6 +286,14 @@ mod tests {
   what exactly, and what to do: loligo health detail
 ";
         assert_eq!(plain(&sample()), expected);
+    }
+
+    #[test]
+    fn what_is_not_known_yet_is_said() {
+        let mut status = sample();
+        status["pgmap"]["num_osds_unreported"] = json!(2);
+        let line = "    usage:   872 MiB used, 2.1 GiB / 3 GiB avail (2 osds have not reported yet)\n";
+        assert!(plain(&status).contains(line), "{}", plain(&status));
     }
 
     #[test]

@@ -65,6 +65,8 @@ fn pgmap(core: &Core) -> Value {
         "bytes_used": used,
         "bytes_avail": total.saturating_sub(used),
         "bytes_total": total,
+        // Up, and silent since this mon began: what they hold is missing above.
+        "num_osds_unreported": map.osds.values().filter(|osd| osd.up && usage.report(osd.id).is_none()).count(),
         "read_bytes_sec": read,
         "write_bytes_sec": written,
         "read_op_per_sec": reads,
