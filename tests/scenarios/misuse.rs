@@ -268,6 +268,65 @@ fn a_client_of_another_cluster_gets_nothing() -> Result<()> {
     says(&refused(&strings(&["status", "--mon", "127.0.0.1:1", "--timeout", "2s"]))?, &["127.0.0.1:1"])
 }
 
+#[test]
+fn an_image_that_is_open_elsewhere_is_removed_by_force_alone() -> Result<()> {
+    let mut cluster = Cluster::start(ClusterOptions::default())?;
+    let image = cluster.make_image("16M")?;
+    let server = cluster.serve_nbd(&[&image])?;
+    let mut connection = Writer::connect(&server.socket, &image)?;
+    connection.write(0, &[7; 4096])?;
+    let rm = strings(&["rbd", "rm", &image, "--mon", cluster.mon_address()]);
+    says(&refused(&rm)?, &["in use by session", "--force"])?;
+    ensure!(connection.read(0, 4096)? == [7; 4096], "the image is as before");
+
+    cluster.run(&["rbd", "resize", &image, "--size", "8M", "--allow-shrink"])?;
+    wait_for("the server to hear of the new size", Duration::from_secs(10), || {
+        connection.send(Nbd::Write, 1, 12 << 20, 4096, &[1; 4096])?;
+        Ok(connection.receive()?.error != 0)
+    })?;
+    ensure!(connection.read(0, 4096)? == [7; 4096], "what was kept is there");
+
+    cluster.run(&["rbd", "rm", &image, "--force"])?;
+    ensure!(cluster.run(&["rbd", "ls", "pool"])?.trim().is_empty(), "the image is gone");
+    cluster.check()
+}
+
+#[test]
+fn wrong_values_are_refused_with_what_is_allowed() -> Result<()> {
+    let cluster = Cluster::start(ClusterOptions { osds: 1, ..ClusterOptions::default() })?;
+    let mon = cluster.mon_address();
+    cluster.run(&["pool", "create", "rbd", "--size", "1", "--failure-domain", "osd"])?;
+    cluster.run(&["rbd", "create", "rbd/disk", "--size", "8M"])?;
+    let bench = |size: &str| {
+        strings(&["rbd", "bench", "rbd/disk", "--io-type", "write", "--io-size", size, "--mon", mon])
+    };
+    says(&refused(&bench("0"))?, &["1 byte to 16m"])?;
+    says(&refused(&bench("32M"))?, &["1 byte to 16m"])?;
+    let said = refused(&strings(&["pool", "set", "rbd", "min_size", "9", "--mon", mon]))?;
+    says(&said, &["`min_size`", "from 1 to 1"])?;
+    says(&refused(&strings(&["nbd", "rbd/disk", "--mon", mon]))?, &["--listen", "--socket"])?;
+    ensure!(cluster.run(&["pool", "get", "rbd", "pg_num"])?.starts_with("pg_num: "), "Ceph's word is known");
+    for name in ["rbd/a b", "rbd/a\tb", "rbd/-a", "rbd/a@b"] {
+        let create = strings(&["rbd", "create", "--size", "1M", "--mon", mon, "--", name]);
+        says(&refused(&create)?, &["invalid image name"])?;
+    }
+    says(&refused(&strings(&["pool", "create", "a b", "--mon", mon]))?, &["letters, digits"])?;
+    let too_many =
+        strings(&["rbd", "create", "rbd/big", "--size", "5000P", "--object-size", "4K", "--mon", mon]);
+    says(&refused(&too_many)?, &["2^40 objects", "--object-size"])?;
+
+    // The advice can be followed: without --id there is always one.
+    let device = cluster.folder().join("new").display().to_string();
+    let mkfs = ["osd", "mkfs", "--device", &device, "--size", "64M"];
+    let taken = refused(&strings(&[&mkfs[..], &["--id", "0", "--mon", mon]].concat()))?;
+    says(&taken, &["osd.0 belongs to another device", "leave --id out"])?;
+    let made = cluster.json(&mkfs)?;
+    ensure!(made["osd"] == 1, "the lowest free id, not {}", made["osd"]);
+    let again = [&mkfs[..], &["--force"]].concat();
+    ensure!(cluster.json(&again)?["osd"] == 2, "a device that is made again is another one");
+    Ok(())
+}
+
 /// A full cluster says ENOSPC, keeps what it has, lets people delete, and survives a restart.
 #[test]
 fn a_full_cluster_refuses_writes_and_recovers_by_deleting() -> Result<()> {

@@ -132,28 +132,31 @@ pub enum OsdCommand {
 /// `loligo osd mkfs`
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  loligo osd mkfs --id 0 --device /var/lib/loligo/osd.0 --size 100G
-  loligo osd mkfs --id 1 --device /dev/nvme1n1")]
+  loligo osd mkfs --device /var/lib/loligo/osd.0 --size 100G
+  loligo osd mkfs --id 1 --device /dev/nvme1n1
+
+An id belongs to the device that it was first given to, for ever. A device that is made again, with --force, is a new device:
+its old data and its old id are gone, and it gets another id.")]
 pub struct MkfsArgs {
-    /// The OSD's number
+    /// The OSD's number [default: the lowest that is free, reserved at the mon]
     #[arg(long)]
-    pub id: u32,
+    pub id: Option<u32>,
     /// The device, or a file on ext4 or xfs
     #[arg(long, value_name = "PATH")]
     pub device: PathBuf,
     /// Make the file with this size if there is none, such as 100G
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub size: Option<u64>,
-    /// The cluster it is for; without it, the mon is asked
-    #[arg(long, value_name = "UUID", value_parser = cluster_id)]
+    /// The cluster it is for, when the mon cannot be asked; nobody checks then that the id is free
+    #[arg(long, value_name = "UUID", value_parser = cluster_id, requires = "id")]
     pub cluster: Option<ClusterId>,
     /// Do not write the file fully: quick, and the first write to each place will be slow
     #[arg(long)]
     pub sparse: bool,
-    /// Also when the device holds something
+    /// Also when the device holds something, which is lost
     #[arg(long)]
     pub force: bool,
-    /// Parts that reactors can serve independently [default: the host file's number of cores for this OSD]
+    /// Parts that reactors can serve independently [default: the host file's number of cores for this --id, else 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub shards: Option<u16>,
 }
@@ -179,7 +182,8 @@ pub struct OsdRunArgs {
     /// Cores to pin reactors to, such as 2,3 [default: as many reactors as the device was made for, not pinned]
     #[arg(long, value_name = "CORES", value_delimiter = ',')]
     pub cores: Vec<u16>,
-    /// Memory to stay below, such as 1GiB
+    /// Memory that buffers are cut to: they take at most half of it, at least 32 MiB for each reactor, such as 1GiB.
+    /// The index of what is stored comes on top and is not limited
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub memory_target: Option<u64>,
     /// Listen beyond loopback although nobody proves who they are
@@ -232,7 +236,7 @@ pub enum PoolCommand {
     Get {
         /// The pool
         pool: String,
-        /// The setting: size, min_size, pg_count, failure_domain, device_class, or all
+        /// The setting: size, min_size, pg_count (or pg_num), failure_domain, device_class, or all
         #[arg(default_value = "all")]
         key: String,
     },
@@ -395,8 +399,8 @@ pub struct BenchArgs {
     /// What to do
     #[arg(long, value_enum)]
     pub io_type: BenchType,
-    /// Bytes of one request
-    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "4K")]
+    /// Bytes of one request, from 1 to 16M
+    #[arg(long, value_name = "SIZE", value_parser = io_size, default_value = "4K")]
     pub io_size: u64,
     /// Requests in flight
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1024))]
@@ -444,6 +448,7 @@ pub enum BenchPattern {
   loligo nbd --pool rbd --socket /run/loligo.sock       every image of the pool
 then
   qemu-img convert image.qcow2 -n -O raw 'nbd+unix:///rbd/disk?socket=/run/loligo.sock'")]
+#[command(group = clap::ArgGroup::new("listener").args(["listen", "socket"]).required(true).multiple(true))]
 pub struct NbdArgs {
     /// The images, as POOL/IMAGE; export names are the same
     #[arg(value_name = "POOL/IMAGE", required_unless_present = "pool")]
@@ -452,7 +457,7 @@ pub struct NbdArgs {
     #[arg(long, short, conflicts_with = "images")]
     pub pool: Vec<String>,
     /// Listen on TCP
-    #[arg(long, value_name = "ADDR", required_unless_present = "socket")]
+    #[arg(long, value_name = "ADDR")]
     pub listen: Option<SocketAddr>,
     /// Listen on a Unix socket
     #[arg(long, value_name = "PATH")]
@@ -530,7 +535,7 @@ pub struct DevStartArgs {
 
 /// `loligo demo`
 #[derive(Clone, Debug, Args)]
-#[command(after_help = "Example:\n  loligo demo")]
+#[command(after_help = "Examples:\n  loligo demo\n  loligo demo --format json")]
 pub struct DemoArgs {
     /// Where its temporary folder is made, on a file system with O_DIRECT (ext4, xfs)
     #[arg(long, value_name = "DIR", default_value = ".")]
@@ -573,6 +578,14 @@ fn size_in(text: &str, unit_alone: u64) -> Result<u64, String> {
         _ => return Err(wrong()),
     };
     number.checked_mul(factor).ok_or_else(|| format!("{text} is too large"))
+}
+
+/// What one request may have; the end of the image is checked against it where the image is known.
+fn io_size(text: &str) -> Result<u64, String> {
+    let max = loligo_client::IO_LEN_MAX;
+    let len = size(text)?;
+    let allowed = format!("a request has 1 byte to {}M", max >> 20);
+    if (1..=max).contains(&len) { Ok(len) } else { Err(allowed) }
 }
 
 fn object_order(text: &str) -> Result<u8, String> {
@@ -652,6 +665,27 @@ mod tests {
         for text in ["", "G", "4X", "-1", "1.5G", "99999999999999999999", "16384P"] {
             assert!(size(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn requests_of_bench_have_a_length_that_a_client_takes() {
+        assert_eq!(io_size("4K"), Ok(4096));
+        assert_eq!(io_size("16M"), Ok(16 << 20));
+        for text in ["0", "17M", "16777217"] {
+            assert_eq!(io_size(text), Err("a request has 1 byte to 16M".to_owned()), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_server_needs_a_listener() {
+        let parse = |words: &[&str]| {
+            let words = ["loligo", "nbd", "rbd/disk"].iter().chain(words);
+            Cli::try_parse_from(words).map(drop).map_err(|error| error.to_string())
+        };
+        let told = parse(&[]).unwrap_err();
+        assert!(told.contains("--listen") && told.contains("--socket"), "{told}");
+        assert_eq!(parse(&["--listen", "127.0.0.1:1"]), Ok(()));
+        assert_eq!(parse(&["--listen", "127.0.0.1:1", "--socket", "s"]), Ok(()));
     }
 
     #[test]

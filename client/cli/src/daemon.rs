@@ -78,6 +78,24 @@ pub fn check_listen(address: SocketAddr, forced: bool, host: Option<&HostFile>) 
     ))
 }
 
+/// As [`check_listen`], for the daemons that peers must reach: the address must also be in one of the host file's networks.
+///
+/// # Errors
+/// When it may not be listened on.
+pub fn check_daemon_listen(address: SocketAddr, forced: bool, host: Option<&HostFile>) -> Outcome {
+    check_listen(address, forced, host)?;
+    let Some(host) = host else { return Ok(()) };
+    let networks = [host.network.public, host.network.cluster];
+    let mut networks = networks.iter().flatten().peekable();
+    if networks.peek().is_some() && !networks.any(|network| network.contains(address.ip())) {
+        return Err(Failure::new(
+            format!("{address} is in neither of the networks of [network] in the host file"),
+            "listen on an address that is, or correct [network]",
+        ));
+    }
+    Ok(())
+}
+
 /// Tries until it works or fails for another reason than that something is `held`, or for [`RELEASE_MAX`]. The kernel ends
 /// a killed process's ring in the background, and what that had open (device, listening socket) stays so until then: a
 /// daemon that is started again at once must wait for it.
@@ -138,5 +156,17 @@ mod tests {
         assert!(check_listen(open, true, None).is_ok());
         host.auth.allow_insecure = true;
         assert!(check_listen(open, false, Some(&host)).is_ok());
+    }
+
+    #[test]
+    fn daemons_listen_only_in_the_networks_of_the_host_file() {
+        let local: SocketAddr = "127.0.0.1:7400".parse().unwrap();
+        let mut host = HostFile::new("node", vec![local]);
+        assert!(check_daemon_listen(local, false, Some(&host)).is_ok());
+        host.network.public = Some("10.0.0.0/24".parse().unwrap());
+        let outside = check_daemon_listen(local, false, Some(&host)).unwrap_err();
+        assert!(outside.what.contains("[network]"), "{outside}");
+        assert!(check_daemon_listen("10.0.0.7:7400".parse().unwrap(), true, Some(&host)).is_ok());
+        assert!(check_daemon_listen("10.0.1.7:7400".parse().unwrap(), true, Some(&host)).is_err());
     }
 }

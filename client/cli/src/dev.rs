@@ -226,7 +226,7 @@ impl Folder {
             let failed = |error: std::io::Error| Failure::new(format!("{}: {error}", ready.display()), "");
             std::fs::File::create_new(&ready).and_then(|file| file.set_len(shape.size)).map_err(failed)?;
             let args = MkfsArgs {
-                id: section.id.0,
+                id: Some(section.id.0),
                 device: ready.clone(),
                 size: None,
                 cluster: None,
@@ -238,8 +238,7 @@ impl Folder {
                 let request =
                     json!({ "prefix": "osd new", "id": section.id.0, "device": device.to_string() });
                 let answer = cluster.command(request)?;
-                let id = uuid::Uuid::parse_str(output::string(&answer, "cluster"));
-                id.map(ClusterId).map_err(|_| Failure::new("the mon's answer names no cluster", ""))
+                osd::place_of(&answer)
             })?;
             std::fs::rename(&ready, &section.device).map_err(failed)?;
         }

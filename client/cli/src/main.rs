@@ -54,6 +54,6 @@ fn run(cli: Cli) -> output::Outcome {
         Command::Rbd(command) => rbd::run(global, command),
         Command::Nbd(args) => nbd::run(global, &args),
         Command::Dev(command) => dev::run(global, command),
-        Command::Demo(args) => demo::run(&args),
+        Command::Demo(args) => demo::run(global, &args),
     }
 }

@@ -40,7 +40,7 @@ pub fn run(global: &Global, args: &MonRunArgs) -> Outcome {
     let listen = listen.ok_or_else(|| missing("where the mon listens: --listen ADDR"))?;
     let data = args.data.clone().or_else(|| section.map(|mon| mon.data.clone()));
     let data: PathBuf = data.ok_or_else(|| missing("where the mon's store is: --data DIR"))?;
-    daemon::check_listen(listen, args.insecure_listen, host.as_ref())?;
+    daemon::check_daemon_listen(listen, args.insecure_listen, host.as_ref())?;
     let expected = host.as_ref().and_then(|host| host.cluster.id);
     serve(listen, &data, expected, &stop)
 }

@@ -11,7 +11,9 @@ use loligo_config::units::ByteOffset;
 use loligo_reactor::env::{Entropy, Ticket};
 use loligo_reactor::os::OsEntropy;
 use loligo_reactor::random::Random;
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::fmt;
 use std::time::Duration;
 
 const BLOCK: usize = 4096;
@@ -31,11 +33,42 @@ struct Known {
     pending: u64,
 }
 
-/// Writes, kills, restarts, verifies; returns what was found, in one line.
+/// What was there after the restart.
+#[derive(Clone, Copy, Debug)]
+pub struct Survived {
+    acked: u64,
+    unacked: u64,
+}
+
+impl Survived {
+    /// For programs.
+    pub fn to_json(self) -> Value {
+        json!({
+            "queue_depth": DEPTH,
+            "acknowledged": self.acked,
+            "acknowledged_lost": 0,
+            "unacknowledged": self.unacked,
+            "unacknowledged_mixed": 0,
+        })
+    }
+}
+
+impl fmt::Display for Survived {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "Three OSDs killed (SIGKILL) in the middle of writes at queue depth {DEPTH}: all {} acknowledged writes are \
+             there; {} unacknowledged ones are old or new, none mixed.",
+            self.acked, self.unacked
+        )
+    }
+}
+
+/// Writes, kills, restarts, verifies.
 ///
 /// # Errors
 /// When anything acknowledged is missing.
-pub fn run(stage: &mut Stage) -> Outcome<String> {
+pub fn run(stage: &mut Stage) -> Outcome<Survived> {
     let mut cluster = stage.connect()?;
     let image = cluster.open(POOL, IMAGE)?;
     cluster.write_at(image, 0, &vec![0; BLOCKS as usize * BLOCK])?;
@@ -56,11 +89,7 @@ pub fn run(stage: &mut Stage) -> Outcome<String> {
     stage.wait_until_up(&mut cluster)?;
     let unacked = writer.verify(&mut cluster)?;
     stage.step("all OSDs restarted, every block read back");
-    Ok(format!(
-        "Three OSDs killed (SIGKILL) in the middle of writes at queue depth {DEPTH}: all {} acknowledged writes are there; \
-         {unacked} unacknowledged ones are old or new, none mixed.",
-        writer.acked
-    ))
+    Ok(Survived { acked: writer.acked, unacked })
 }
 
 struct Writer {

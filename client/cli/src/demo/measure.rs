@@ -9,16 +9,25 @@ use loligo_client::ImageHandle;
 use loligo_nvme::uring::{OpenDevice, UringOptions};
 use loligo_reactor::env::{Entropy, WriteCache};
 use loligo_reactor::os::OsEntropy;
+use serde_json::{Value, json};
 use std::time::Duration;
 
 /// Copies of the demo's pool, and writers of the floor.
 const COPIES: usize = 3;
 
-/// Measures and returns the table.
+/// What was measured.
+pub struct Measured {
+    /// A table, and what its figures stand for.
+    pub text: String,
+    /// The same for programs; times in microseconds.
+    pub value: Value,
+}
+
+/// Measures.
 ///
 /// # Errors
 /// When a request fails.
-pub fn run(stage: &Stage, cluster: &mut Connection, image: ImageHandle) -> Outcome<String> {
+pub fn run(stage: &Stage, cluster: &mut Connection, image: ImageHandle) -> Outcome<Measured> {
     let time = Duration::from_secs(stage.options().seconds);
     let floor_time = time.div_f64(2.0);
     let failed =
@@ -56,7 +65,21 @@ pub fn run(stage: &Stage, cluster: &mut Connection, image: ImageHandle) -> Outco
     );
     row(&mut table, "floor: loopback TCP round trip, spinning", "-", &Latency::of(&spinning));
     row(&mut table, "floor: loopback TCP round trip, sleeping", "-", &Latency::of(&sleeping));
-    Ok(format!("\n{table}\n{}\n", conditions(stage, &copies)?))
+    let value = json!({
+        "io_size": 4096,
+        "queue_depth": 1,
+        "poll_mode": stage.options().poll.as_str(),
+        "copies_at_ack": writes.copies_min,
+        "durable_write": Latency::of(&writes.writes),
+        "read": Latency::of(&reads.reads),
+        "floor": {
+            "durable_writes_at_once": COPIES,
+            "durable_write": Latency::of(&disk),
+            "round_trip_spinning": Latency::of(&spinning),
+            "round_trip_sleeping": Latency::of(&sleeping),
+        },
+    });
+    Ok(Measured { text: format!("\n{table}\n{}\n\n", conditions(stage, &copies)?), value })
 }
 
 fn conditions(stage: &Stage, copies: &str) -> Outcome<String> {

@@ -4,7 +4,7 @@ mod crash;
 mod measure;
 mod nbd_client;
 
-use crate::args::DemoArgs;
+use crate::args::{DemoArgs, Global};
 use crate::cluster::{self, Connection};
 use crate::dev::{Folder, Shape};
 use crate::output::{self, Failure, Outcome};
@@ -48,10 +48,10 @@ pub struct Stage {
 ///
 /// # Errors
 /// When a step fails; everything is cleaned up then, too.
-pub fn run(args: &DemoArgs) -> Outcome {
+pub fn run(global: &Global, args: &DemoArgs) -> Outcome {
     let path = temporary_folder(&args.dir)?;
     remove_on_signal(&path, args.keep)?;
-    let result = play(args, &path);
+    let result = play(global, args, &path);
     if args.keep {
         eprintln!("loligo: everything is left in {}", path.display());
     } else if let Err(error) = std::fs::remove_dir_all(&path) {
@@ -60,7 +60,7 @@ pub fn run(args: &DemoArgs) -> Outcome {
     result
 }
 
-fn play(args: &DemoArgs, path: &Path) -> Outcome {
+fn play(global: &Global, args: &DemoArgs, path: &Path) -> Outcome {
     let mut stage = Stage::set(args, path)?;
     let mut cluster = stage.connect()?;
     let pool = json!({ "prefix": "pool create", "pool": POOL, "size": 3, "min_size": 2, "pg_count": 32, "failure_domain": "osd" });
@@ -70,13 +70,13 @@ fn play(args: &DemoArgs, path: &Path) -> Outcome {
     stage.step("pool rbd (3 copies, min_size 2) and image rbd/demo made");
     verify_library(&stage, &mut cluster, image)?;
     verify_nbd(&mut stage, &mut cluster, image)?;
-    let table = measure::run(&stage, &mut cluster, image)?;
+    let measured = measure::run(&stage, &mut cluster, image)?;
     cluster.close(image);
     drop(cluster);
-    let lost = crash::run(&mut stage)?;
+    let crash = crash::run(&mut stage)?;
     stage.end();
-    output::text(&table);
-    output::line(&lost);
+    let value = json!({ "measured": measured.value, "crash": crash.to_json() });
+    output::show(global.format, &value, |_| format!("{}{crash}", measured.text));
     Ok(())
 }
 

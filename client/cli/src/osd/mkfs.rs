@@ -10,7 +10,7 @@ use loligo_osd::store::Superblock;
 use loligo_osd::store::format::{Contents, FormatOptions, Mkfs, Probe, ProbeError};
 use loligo_reactor::dma::BufferPool;
 use loligo_reactor::env::BlockDevice;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
@@ -23,19 +23,20 @@ const POOL_LEN_MAX: usize = 64 << 20;
 /// When the device cannot be used or holds something, or the mon does not give the id.
 pub fn run(global: &Global, args: &MkfsArgs) -> Outcome {
     let host = cluster::host_file(global)?;
-    let shards = args.shards.unwrap_or_else(|| shards(host.as_ref(), OsdId(args.id)));
+    let of_host = args.id.map_or(1, |id| shards(host.as_ref(), OsdId(id)));
+    let shards = args.shards.unwrap_or(of_host);
     let made = make_file(args)?;
-    let result = format(args, shards, |device| match args.cluster {
-        Some(cluster) => Ok(cluster),
-        None => ask_mon(global, args.id, device),
+    let result = format(args, shards, |device| match (args.cluster, args.id) {
+        (Some(cluster), Some(id)) => Ok(Place { cluster, osd: OsdId(id) }),
+        _ => ask_mon(global, args.id, device),
     });
     if let (Err(_), Some(path)) = (&result, &made) {
         let _ = std::fs::remove_file(path); // It was not there before.
     }
-    let (cluster, device) = result?;
-    let value = json!({ "osd": args.id, "cluster": cluster.to_string(), "device": device.to_string(), "shards": shards });
+    let (Place { cluster, osd }, device) = result?;
+    let value = json!({ "osd": osd.0, "cluster": cluster.to_string(), "device": device.to_string(), "shards": shards });
     output::show(global.format, &value, |_| {
-        format!("osd.{} of cluster {cluster} is ready on {}", args.id, args.device.display())
+        format!("{osd} of cluster {cluster} is ready on {}", args.device.display())
     });
     Ok(())
 }
@@ -82,24 +83,39 @@ fn make_file(args: &MkfsArgs) -> Outcome<Option<PathBuf>> {
     }
 }
 
-fn ask_mon(global: &Global, id: u32, device: DeviceId) -> Outcome<ClusterId> {
-    let request = json!({ "prefix": "osd new", "id": id, "device": device.to_string() });
-    let answer = cluster::connect(global)?.command(request)?;
-    let cluster = uuid::Uuid::parse_str(string(&answer, "cluster"));
-    cluster
-        .map(ClusterId)
-        .map_err(|_| Failure::new("the mon's answer names no cluster", "is it of the same version?"))
+/// Which OSD of which cluster a device is for.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    cluster: ClusterId,
+    osd: OsdId,
 }
 
-/// Looks at the device, asks for the cluster when it can be used, and writes it.
+/// What the mon answers to `osd new`.
+///
+/// # Errors
+/// When it names no place.
+pub fn place_of(answer: &Value) -> Outcome<Place> {
+    let cluster = uuid::Uuid::parse_str(string(answer, "cluster")).ok();
+    let osd = answer.get("id").and_then(Value::as_u64).and_then(|id| u32::try_from(id).ok());
+    let place = cluster.zip(osd).map(|(cluster, osd)| Place { cluster: ClusterId(cluster), osd: OsdId(osd) });
+    let missing = || Failure::new("the mon's answer names no cluster and OSD", "is it of the same version?");
+    place.ok_or_else(missing)
+}
+
+fn ask_mon(global: &Global, id: Option<u32>, device: DeviceId) -> Outcome<Place> {
+    let request = json!({ "prefix": "osd new", "id": id, "device": device.to_string() });
+    place_of(&cluster::connect(global)?.command(request)?)
+}
+
+/// Looks at the device, asks whose it is to be when it can be used, and writes it.
 ///
 /// # Errors
 /// When the device cannot be used or holds something. It is unchanged then, unless it failed.
 pub fn format(
     args: &MkfsArgs,
     shards: u16,
-    cluster: impl FnOnce(DeviceId) -> Outcome<ClusterId>,
-) -> Outcome<(ClusterId, DeviceId)> {
+    place: impl FnOnce(DeviceId) -> Outcome<Place>,
+) -> Outcome<(Place, DeviceId)> {
     let ring = cluster::ring(128)?;
     let pool = BufferPool::new(POOL_LEN_MAX);
     let source = Source::open(&args.device, Backend::Uring)?;
@@ -127,9 +143,10 @@ pub fn format(
         return Err(about(found, "nothing was changed; add --force to overwrite it"));
     }
     let id = DeviceId(uuid::Uuid::new_v4());
+    let place = place(id)?;
     let options = FormatOptions {
-        cluster: cluster(id)?,
-        osd: OsdId(args.id),
+        cluster: place.cluster,
+        osd: place.osd,
         device: id,
         shards,
         write_fully: !args.sparse,
@@ -139,7 +156,7 @@ pub fn format(
     if args.sparse && output::shows_progress() {
         eprintln!("loligo: {} is sparse: the first write to each place will be slow", args.device.display());
     }
-    Ok((options.cluster, id))
+    Ok((place, id))
 }
 
 fn write(

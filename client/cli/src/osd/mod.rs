@@ -5,7 +5,7 @@ mod device;
 mod mkfs;
 mod run;
 
-pub use mkfs::{format, shards};
+pub use mkfs::{format, place_of, shards};
 
 use crate::args::{Global, OsdCommand};
 use crate::cluster;

@@ -67,7 +67,7 @@ pub fn run(global: &Global, args: &OsdRunArgs) -> Outcome {
     let stop = daemon::begin(global.log_format)?;
     let host = cluster::host_file(global)?;
     let mut plan = plan(global, args, host.as_ref())?;
-    daemon::check_listen(plan.listen, args.insecure_listen, host.as_ref())?;
+    daemon::check_daemon_listen(plan.listen, args.insecure_listen, host.as_ref())?;
     // Early, before a device is looked at; the transport says it again if it loses a race.
     daemon::wait_for_port(plan.listen)?;
     let source = Source::open(&plan.device, plan.backend)?;

@@ -173,11 +173,16 @@ impl Arguments {
 
     /// A whole number from `min` to `max`, also as a text.
     fn number(&self, key: &str, min: u64, max: u64) -> Result<Option<u64>, CommandError> {
+        self.number_called(key, key, min, max)
+    }
+
+    /// The same of what people know under another name.
+    fn number_called(&self, key: &str, name: &str, min: u64, max: u64) -> Result<Option<u64>, CommandError> {
         let Some(value) = self.value(key) else { return Ok(None) };
         let number = value.as_u64().or_else(|| value.as_str().and_then(|text| text.parse().ok()));
         let number = number.filter(|number| (min..=max).contains(number));
         let wrong = || {
-            CommandError::invalid(format!("`{key}` must be a whole number from {min} to {max}, not {value}"))
+            CommandError::invalid(format!("`{name}` must be a whole number from {min} to {max}, not {value}"))
         };
         number.map(Some).ok_or_else(wrong)
     }

@@ -110,14 +110,18 @@ pub(super) fn get(core: &mut Core, arguments: &Arguments) -> Answer {
     let pool = find(core, arguments.required_text("pool")?)?;
     let all = answer::pool(&pool);
     let mut answer = json!({ "pool": pool.name, "pool_id": pool.id.0 });
-    let wanted = arguments.text("var")?.filter(|var| *var != "all");
-    if let Some(var) = wanted.filter(|var| !SETTINGS.contains(var)) {
-        return Err(unknown_setting(var));
-    }
-    for key in SETTINGS.iter().filter(|key| wanted.is_none_or(|wanted| wanted == **key)) {
-        answer[key] = all[key].clone();
+    match arguments.text("var")?.filter(|var| *var != "all") {
+        None => SETTINGS.iter().for_each(|key| answer[key] = all[key].clone()),
+        // Under the name that was asked for.
+        Some(var) if SETTINGS.contains(&setting(var)) => answer[var] = all[setting(var)].clone(),
+        Some(var) => return Err(unknown_setting(var)),
     }
     Ok(answer)
+}
+
+/// A setting's own name: Ceph's word for the number of PGs is another.
+fn setting(var: &str) -> &str {
+    if var == "pg_num" { "pg_count" } else { var }
 }
 
 fn unknown_setting(var: &str) -> CommandError {
@@ -145,10 +149,11 @@ fn check_min_size(core: &Core, pool: &Pool, min_size: u8) -> Result<(), CommandE
 pub(super) fn set(core: &mut Core, arguments: &Arguments) -> Answer {
     let pool = find(core, arguments.required_text("pool")?)?;
     let refused = |message: &str| Err(CommandError::new(Code::EOPNOTSUPP, message));
-    match arguments.required_text("var")? {
+    match setting(arguments.required_text("var")?) {
         "min_size" => {
             let missing = || CommandError::invalid("the argument `val` is missing");
-            let min_size = byte(arguments, "val", pool.size)?.ok_or_else(missing)?;
+            let min_size = arguments.number_called("val", "min_size", 1, pool.size.into())?;
+            let min_size = min_size.and_then(|size| u8::try_from(size).ok()).ok_or_else(missing)?;
             check_min_size(core, &pool, min_size)?;
             if min_size != pool.min_size {
                 core.change(true, Change::PoolMinSize(pool.id, min_size));
