@@ -313,6 +313,7 @@ fn host_file(path: &Path, shape: &Shape) -> Outcome<HostFile> {
         cores: None,
         poll: None,
         memory_target: None,
+        device_timeout: None,
         backend: if shape.volatile_cache { Backend::Model } else { Backend::Uring },
     };
     host.osds = (0..).zip(osds).map(section).collect();

@@ -181,6 +181,8 @@ pub struct OsdSection {
     pub poll: Option<PollMode>,
     /// Instead of `[reactor] memory_target`.
     pub memory_target: Option<ByteLen>,
+    /// An operation that its device does not end within this time fails the OSD; 10 s when not given.
+    pub device_timeout: Option<Duration>,
     /// How its device is driven.
     pub backend: Backend,
 }

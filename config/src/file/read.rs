@@ -144,7 +144,17 @@ fn osds(root: &Table<'_>) -> Result<Vec<OsdSection>, FileError> {
 }
 
 fn osd(table: &Table<'_>) -> Result<OsdSection, FileError> {
-    let keys = ["id", "device", "listen", "device_class", "cores", "poll", "memory_target", "backend"];
+    let keys = [
+        "id",
+        "device",
+        "listen",
+        "device_class",
+        "cores",
+        "poll",
+        "memory_target",
+        "device_timeout",
+        "backend",
+    ];
     table.check_keys(&keys)?;
     Ok(OsdSection {
         id: table.osd_id()?,
@@ -154,6 +164,7 @@ fn osd(table: &Table<'_>) -> Result<OsdSection, FileError> {
         cores: table.cores("cores")?,
         poll: table.word("poll", &POLL_MODES)?,
         memory_target: table.memory_target()?,
+        device_timeout: table.duration("device_timeout")?,
         backend: table.word("backend", &BACKENDS)?.unwrap_or_default(),
     })
 }

@@ -35,6 +35,7 @@ fn samples_are_valid_and_mean_what_they_say() {
     assert_eq!(three.poll_mode(fast), PollMode::Busy);
     assert_eq!(three.cores(fast), &Cores::Pinned(vec![CoreId(2), CoreId(3)]));
     assert_eq!(three.memory_target(fast), ByteLen(2 << 30));
+    assert_eq!(fast.device_timeout, Some(Duration::from_secs(10)));
     assert_eq!(three.poll_mode(slow), PollMode::Park);
     assert_eq!(three.cores(slow), &Cores::Auto);
     assert_eq!(three.memory_target(slow), ByteLen(1 << 30));

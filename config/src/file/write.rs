@@ -81,6 +81,9 @@ impl Out {
         if let Some(target) = osd.memory_target {
             self.string("memory_target", size(target.0));
         }
+        if let Some(limit) = osd.device_timeout {
+            self.string("device_timeout", humantime::format_duration(limit));
+        }
     }
 }
 

@@ -29,6 +29,7 @@ mod tests;
 
 pub use chunks::ChunkTable;
 pub use codec::{FORMAT, Identity, crc32c};
+pub use io::OP_LIMIT_DEFAULT;
 pub use layout::Superblock;
 pub use space::Space;
 
@@ -47,6 +48,7 @@ use space::Discards;
 use state::{Leftovers, State};
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// One shard's store on one device. Passive: everything happens in [`Store::poll`].
 ///
@@ -155,9 +157,13 @@ impl<D: BlockDevice> Store<D> {
     /// checkpoint. Events are appended to `out`.
     pub fn poll(&mut self, now: Instant, out: &mut VecDeque<StoreEvent>) -> Activity {
         self.now = now;
+        self.io.now = now;
         let mut busy = self.io.poll() > 0;
         while let Some(completion) = self.io.next() {
             self.completed(completion);
+        }
+        if self.failed.is_none() && self.io.is_late() {
+            self.fail(DiskError::Timeout);
         }
         busy |= self.log.has_open();
         self.close_record();
@@ -207,13 +213,13 @@ impl<D: BlockDevice> Store<D> {
         }
     }
 
-    /// A write or flush failed: what is on the device is unknown until the next mount, so nothing is written any
+    /// A write or flush failed, or something does not end: what is on the device is unknown until the next mount, so nothing is written any
     /// more and nothing in flight counts as durable. Reads go on.
     fn fail(&mut self, error: DiskError) {
         if self.failed.is_some() {
             return;
         }
-        tracing::error!(shard = self.shard.0, %error, "the device failed a write: this shard writes no more");
+        tracing::error!(shard = self.shard.0, %error, "the device failed: this shard writes no more");
         self.failed = Some(error);
         self.io.drop_writes();
         self.fail_log(error);
@@ -221,7 +227,8 @@ impl<D: BlockDevice> Store<D> {
 
     /// When to poll next even if nothing arrives.
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.discard_deadline()
+        let late = self.io.deadline().filter(|_| self.failed.is_none());
+        [late, self.discard_deadline()].into_iter().flatten().min()
     }
 
     /// Transactions and reads whose events are still to come.
@@ -321,6 +328,11 @@ impl<D: BlockDevice> Store<D> {
     /// The device, for its counters and for tests.
     pub fn device(&self) -> &D {
         &self.io.device
+    }
+
+    /// An operation that the device does not end within this time fails the store, reads included.
+    pub fn set_op_limit(&mut self, limit: Duration) {
+        self.io.limit = limit;
     }
 
     /// Asks for a checkpoint: before a clean stop, so that the next mount has no log to read.

@@ -20,7 +20,7 @@ use loligo_osd::store::format::Probe;
 use loligo_osd::store::mount::Mount;
 use loligo_osd::store::{ChunkTable, Store, Superblock};
 use loligo_reactor::dma::BufferPool;
-use loligo_reactor::env::{BlockDevice, Entropy, Instant};
+use loligo_reactor::env::{BlockDevice, DiskError, Entropy, Instant};
 use loligo_reactor::mailbox::{Receiver, Sender, mailbox};
 use loligo_reactor::os::ring::Ring;
 use loligo_reactor::os::{OsClock, OsEntropy, ReactorSettings, StopFlag, spawn};
@@ -52,6 +52,7 @@ struct Plan {
     /// the device was made for.
     cores: Vec<Option<usize>>,
     memory_target: u64,
+    device_timeout: Duration,
     boot_host: String,
     boot_rack: String,
     device_class: String,
@@ -128,6 +129,9 @@ fn plan(global: &Global, args: &OsdRunArgs, host: Option<&HostFile>) -> Outcome<
             .unwrap_or_default(),
         cores,
         memory_target: args.memory_target.or(memory).unwrap_or(MEMORY_TARGET_DEFAULT.0),
+        device_timeout: section
+            .and_then(|section| section.device_timeout)
+            .unwrap_or(loligo_osd::store::OP_LIMIT_DEFAULT),
         boot_host: host.map_or_else(daemon::host_name, |host| host.host.name.clone()),
         boot_rack: host.map_or_else(|| "default".to_owned(), |host| host.host.rack.clone()),
         device_class: section.map_or_else(|| "ssd".to_owned(), |section| section.device_class.clone()),
@@ -227,7 +231,8 @@ fn sit(seat: Seat) -> Outcome {
     if seat.index == 0 {
         network.listen(seat.plan.listen).map_err(|error| daemon::cannot_listen(&error.to_string()))?;
     }
-    let store = mount(&seat, &ring, &pool)?;
+    let mut store = mount(&seat, &ring, &pool)?;
+    store.set_op_limit(seat.plan.device_timeout);
     let settings = reactor_settings(&seat.plan, seat.index);
     let mut reactor = loligo_reactor::os::Reactor::new(settings, ring.clone()).map_err(Failure::plain)?;
     seat.links.receiver().attach(ring.waker());
@@ -245,10 +250,18 @@ fn sit(seat: Seat) -> Outcome {
             checkpoint(&mut guarded.shard, &mut reactor);
             Ok(())
         }
-        Some(failure @ ShardFailure::Device(_)) => Err(Failure::new(
-            format!("{}: {failure}", device.display()),
-            "replace the device; its data is on the other members",
-        )),
+        Some(failure @ ShardFailure::Device(error)) => {
+            let failure = Failure::new(
+                format!("{}: {failure}", device.display()),
+                "replace the device; its data is on the other members",
+            );
+            if error == DiskError::Timeout {
+                // To leave in good order would be to wait for the device.
+                eprintln!("{failure}");
+                std::process::exit(failure.code.into());
+            }
+            Err(failure)
+        }
         Some(failure @ ShardFailure::Boot(_)) => Err(Failure::new(
             failure.to_string(),
             "is it the right device, the right id and the right cluster?",

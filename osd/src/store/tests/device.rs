@@ -55,6 +55,8 @@ pub struct Media {
     pub unreadable: Vec<u64>,
     /// Refuse some submissions, and complete in any order.
     pub chaos: bool,
+    /// Completes nothing.
+    pub hangs: bool,
 }
 
 impl Media {
@@ -83,6 +85,7 @@ impl Media {
             flushes: 0,
             unreadable: Vec::new(),
             chaos: true,
+            hangs: false,
         }))
     }
 
@@ -243,6 +246,7 @@ impl BlockDevice for TestDevice {
         let mut media = self.media.borrow_mut();
         let most =
             if media.chaos { media.rng.below(u64::from(budget).min(8) + 1) } else { u64::from(budget) };
+        let most = if media.hangs { 0 } else { most };
         let mut count = 0;
         while u64::from(count) < most && !self.pending.is_empty() {
             let at = if media.chaos { media.rng.below(self.pending.len() as u64) as usize } else { 0 };

@@ -1,9 +1,11 @@
 //! The N-th operation fails, or the power fails at it, for every N of a script that has everything in it.
 
 use super::harness::{Harness, What, object, pg};
+use crate::store::OP_LIMIT_DEFAULT;
 use crate::store::api::SubmitError;
 use crate::store::mount::Mount;
-use loligo_reactor::env::DiskError;
+use loligo_reactor::env::{BlockDevice, DiskError};
+use std::time::Duration;
 
 /// Writes, frees, removes, reads, a map and two checkpoints. Ends early when the store has failed or `until` device
 /// operations were done.
@@ -122,4 +124,70 @@ fn a_mount_that_fails_anywhere_can_be_repeated() {
         }
     }
     panic!("a mount of so little takes fewer operations");
+}
+
+/// Waits for a device that does not answer, in steps of 100 ms.
+fn wait_for_device(harness: &mut Harness, time: Duration) {
+    for _ in 0..time.as_millis() / 100 {
+        harness.now.0 += 100_000_000;
+        harness.poll();
+    }
+}
+
+#[test]
+fn a_device_that_does_not_answer_fails_the_store_and_what_ends_late_counts_for_nothing() {
+    for is_read in [false, true] {
+        let mut harness = fresh(6);
+        harness.make_pg(pg(0));
+        harness.write(pg(0), object(1), 0, 4);
+        harness.commit();
+        harness.settle();
+        let committed = harness.committed;
+        harness.media.borrow_mut().hangs = true;
+        if is_read {
+            harness.read(pg(0), object(1), 0, 4);
+        } else {
+            harness.write(pg(0), object(1), 0, 4);
+        }
+        harness.poll();
+        assert!(harness.store().next_deadline().is_some(), "a parked reactor wakes for it");
+        wait_for_device(&mut harness, OP_LIMIT_DEFAULT - Duration::from_secs(1));
+        assert_eq!(harness.store().failed(), None);
+        wait_for_device(&mut harness, Duration::from_secs(4));
+        assert_eq!(harness.store().failed(), Some(DiskError::Timeout));
+        assert_eq!(harness.submit(pg(0), What::Result), Err(SubmitError::Failed(DiskError::Timeout)));
+        let writes = harness.media.borrow().writes;
+        harness.media.borrow_mut().hangs = false;
+        wait_for_device(&mut harness, Duration::from_secs(20));
+        assert_eq!(harness.committed, committed, "nothing is acknowledged");
+        assert_eq!(harness.media.borrow().writes, writes, "nothing more is written");
+        assert_eq!(harness.store().device().in_flight(), 0, "its buffers came back");
+    }
+}
+
+#[test]
+fn a_pause_of_the_process_is_no_fault_of_the_device() {
+    let mut harness = fresh(7);
+    harness.make_pg(pg(0));
+    harness.media.borrow_mut().hangs = true;
+    harness.write(pg(0), object(1), 0, 4);
+    harness.poll();
+    // The process wakes after a minute, and does not see at once what has ended meanwhile.
+    harness.now.0 += 60_000_000_000;
+    harness.poll();
+    harness.media.borrow_mut().hangs = false;
+    harness.commit();
+    assert_eq!(harness.store().failed(), None);
+}
+
+#[test]
+fn the_limit_of_an_operation_can_be_set() {
+    let mut harness = fresh(8);
+    harness.make_pg(pg(0));
+    harness.store().set_op_limit(Duration::from_millis(300));
+    harness.media.borrow_mut().hangs = true;
+    harness.write(pg(0), object(1), 0, 4);
+    harness.poll();
+    wait_for_device(&mut harness, Duration::from_millis(1600));
+    assert_eq!(harness.store().failed(), Some(DiskError::Timeout));
 }
