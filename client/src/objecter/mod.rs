@@ -78,7 +78,7 @@ enum Session {
     /// In use.
     Live(SessionId),
     /// A PG has dropped its results: no new op gets a number, and when those with one have ended, a new session is
-    /// asked for.
+    /// asked for. While those that are left wait for a PG that is not served, others go on (see `renew_session`).
     Ending(SessionId),
     /// Fenced: nothing is served any more.
     Fenced,
@@ -116,6 +116,8 @@ pub struct Objecter<O> {
     notices: VecDeque<Notice>,
     /// Reused, so that no op allocates.
     freed: Vec<usize>,
+    /// The session is ending, and what keeps it is not out anywhere.
+    is_renewal_stuck: bool,
 }
 
 impl<O: Copy> Objecter<O> {
@@ -145,6 +147,7 @@ impl<O: Copy> Objecter<O> {
             done: VecDeque::new(),
             notices: VecDeque::new(),
             freed: Vec::new(),
+            is_renewal_stuck: false,
         }
     }
 
@@ -468,7 +471,8 @@ impl<O: Copy> Objecter<O> {
         {
             let core = if queue.core.0 < target.cores { queue.core } else { CoreId(0) };
             let fresh = self.ops[slot].number == 0;
-            if fresh && (!queue.has_window() || matches!(self.session, Session::Ending(_))) {
+            let is_ending = matches!(self.session, Session::Ending(_));
+            if fresh && (!queue.has_window() || is_ending && (queue.is_expired || !self.is_renewal_stuck)) {
                 return;
             }
             let Some((link, connection)) = self.link_to(target.osd, core, map, wire) else { return };

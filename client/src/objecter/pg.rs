@@ -48,6 +48,8 @@ pub(super) struct PgQueue {
     numbered: BTreeMap<u64, u64>,
     sequence: u64,
     pub(super) pause: Option<Pause>,
+    /// It has dropped the results of this session: until there is another one, no op gets a number here.
+    pub(super) is_expired: bool,
 }
 
 impl PgQueue {

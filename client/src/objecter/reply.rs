@@ -194,19 +194,28 @@ impl<O: Copy> Objecter<O> {
             self.finish(slot, Err(IoError::MaybeApplied));
             return;
         }
-        let number = std::mem::take(&mut op.number);
-        op.timing.sends = 0;
-        op.maybe_applied = false;
-        self.numbers.remove(&number);
         if let Some(link) = op.link.take() {
             self.links[link].return_credit();
         }
         if let Some(queue) = op.pg.and_then(|pg| self.pgs.get_mut(&pg)) {
-            queue.forget(number);
             queue.returned(slot);
+            queue.is_expired = true;
         }
+        self.take_number(slot);
         self.enqueue(slot);
         self.begin_new_session();
+    }
+
+    /// The op begins anew: it gets another number when it is sent again.
+    fn take_number(&mut self, slot: usize) {
+        let op = &mut self.ops[slot];
+        let number = std::mem::take(&mut op.number);
+        op.timing.sends = 0;
+        op.maybe_applied = false;
+        self.numbers.remove(&number);
+        if let Some(queue) = op.pg.and_then(|pg| self.pgs.get_mut(&pg)) {
+            queue.forget(number);
+        }
     }
 
     fn begin_new_session(&mut self) {
@@ -215,12 +224,25 @@ impl<O: Copy> Objecter<O> {
         }
     }
 
-    /// When no op of the old session is left, a mon is asked for a new one.
+    /// When no op of the old session is left, a mon is asked for a new one. What was not applied for certain, or may be
+    /// done twice, goes on in that. What is left may wait for a PG that is down, and for long: while nothing else is out,
+    /// the other PGs go on in the old session, so that only the one that dropped it has to wait too.
     pub(super) fn renew_session<W: Wire>(&mut self, wire: &mut W) {
         let Session::Ending(_) = self.session else { return };
+        let is_free = |op: &Op<O>| op.link.is_none() && !(op.maybe_applied && op.request.kind.is_write());
+        for slot in self.slots_where(|op| op.number != 0 && is_free(op)) {
+            if let Some(queue) = self.ops[slot].pg.and_then(|pg| self.pgs.get_mut(&pg)) {
+                queue.ready.retain(|other| *other != slot);
+            }
+            self.take_number(slot);
+            self.enqueue(slot);
+        }
+        self.is_renewal_stuck = self.numbers.values().all(|slot| self.ops[*slot].link.is_none());
         if !self.numbers.is_empty() {
             return;
         }
+        self.is_renewal_stuck = false;
+        self.pgs.values_mut().for_each(|queue| queue.is_expired = false);
         for link in 0..self.links.len() {
             if let Some(connection) = self.links[link].connection() {
                 wire.close(connection);

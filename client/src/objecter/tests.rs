@@ -362,6 +362,46 @@ fn an_expired_session_is_renewed_unless_the_op_may_have_been_applied() {
     assert_eq!(bench.wire.store.applied, 1);
 }
 
+/// A write that may have been applied in a PG that is down keeps its session for as long as that lasts.
+#[test]
+fn a_pg_that_is_down_keeps_no_other_from_going_on_when_the_session_ends() {
+    let mut bench = Bench::warm(1, 4);
+    let of_pg = |bench: &Bench, wanted: u32| {
+        let pools = bench.objecter.map().unwrap();
+        (0..).find(|index| super::map::pg_of(pools, object(*index)).unwrap().index == wanted).unwrap()
+    };
+    let (down, other, third) = (of_pg(&bench, 0), of_pg(&bench, 1), of_pg(&bench, 2));
+    bench.write(1, down, 0, 1);
+    bench.read(2, down);
+    let stuck = bench.take_ops();
+    stuck.iter().for_each(|op| bench.refuse(op, OpStatus::NotActive));
+    bench.write(3, other, 0, 2);
+    let expired = bench.take_ops();
+    assert_eq!(expired.len(), 1);
+    bench.refuse(&expired[0], OpStatus::SessionExpired);
+    // The PG that dropped the session waits, one that did not goes on.
+    for round in 0..20 {
+        bench.write(100 + round, third, 0, 1);
+        bench.wait(60);
+        for op in bench.take_ops() {
+            match op.1.pg.index {
+                0 => bench.refuse(&op, OpStatus::NotActive),
+                2 => bench.answer(&op.0),
+                other => panic!("an op goes to PG {other}"),
+            }
+        }
+    }
+    let done = bench.done();
+    assert!(done.len() >= 10 && done.iter().all(|(owner, _)| *owner >= 100), "{done:?}");
+    // It is back: the session ends, everything goes on in the next one.
+    bench.wait(60);
+    bench.settle();
+    let mut done = bench.done();
+    done.sort_by_key(|(owner, _)| *owner);
+    assert_eq!(done[..3], [(1, Ok(())), (2, Ok(())), (3, Ok(()))]);
+    assert_eq!(bench.wire.session, SessionId(2));
+}
+
 #[test]
 fn replies_that_do_not_fit_close_the_connection_and_the_op_goes_on() {
     let mut bench = Bench::warm(1, 1);
