@@ -20,6 +20,10 @@ pub const PREAUTH_CONNECTIONS_MAX: usize = 256;
 /// Connections of one process in all.
 pub const CONNECTIONS_MAX: usize = 4096;
 
+/// Bytes of a device that each PG on it needs: a quarter of them is kept back so that one op of the largest size, with
+/// its bookkeeping, fits whenever its primary sends it. On a device with more PGs large writes are refused.
+pub const PG_DEVICE_BYTES_MIN: u64 = 4 * (OP_DATA_LEN_MAX as u64 + 8 * crate::units::BLOCK_SIZE as u64);
+
 /// Ops that one client may have in flight on one connection (credits). 128 × 1 MiB bounds the buffers.
 pub const CONNECTION_OPS_MAX: u32 = 128;
 /// Writes that one PG keeps in flight to its replicas; more wait at the primary.

@@ -5,9 +5,9 @@ use super::links::ShardMessage;
 use crate::map_client::REPORT_INTERVAL;
 use crate::pg::phase::Phase;
 use crate::pg::{PerMember, Pg, PgEvent, View, ticket};
-use crate::store::api::{Change, SubmitError, Transaction};
+use crate::store::api::{Change, SubmitError, Transaction, WRITE_OVERHEAD};
 use loligo_config::id::{ObjectVersion, OpId, OsdId, PgId};
-use loligo_config::limits::POOL_SIZE_MAX;
+use loligo_config::limits::{OP_BLOCKS_MAX, POOL_SIZE_MAX};
 use loligo_config::map::{ClusterMap, Interval};
 use loligo_config::units::BLOCK_SIZE;
 use loligo_net::wire::mon::{Failure, OsdReport, PgReport};
@@ -199,6 +199,7 @@ impl<W: World> Shard<W> {
                 report.problems.push(format!("pg {} is incomplete", pg.id()));
             }
         }
+        report.problems.extend(too_many_pgs(space.window, self.by_pg.len()));
         if let Some(failure) = self.failure {
             report.problems.push(failure.to_string());
         }
@@ -211,6 +212,18 @@ impl<W: World> Shard<W> {
         let bytes = status.blocks * u64::from(BLOCK_SIZE);
         Some(PgReport { pg: pg.id(), state, objects: status.objects, bytes })
     }
+}
+
+/// What to say when the largest op does not fit into a window.
+fn too_many_pgs(window: u64, pgs: usize) -> Option<String> {
+    let largest = OP_BLOCKS_MAX as u64 + WRITE_OVERHEAD;
+    (window < largest).then(|| {
+        let kib = window.saturating_sub(WRITE_OVERHEAD) * u64::from(BLOCK_SIZE) / 1024;
+        format!(
+            "{pgs} PGs on one shard are too many for its size: writes of more than {kib} KiB are refused; use larger devices, \
+             or pools with fewer PGs"
+        )
+    })
 }
 
 fn add(sum: &mut OsdReport, part: &OsdReport) {

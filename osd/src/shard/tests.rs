@@ -184,6 +184,9 @@ struct Bed {
     clock: TestClock,
     pool: BufferPool,
     media: Vec<Rc<RefCell<Media>>>,
+    /// Of each disk.
+    blocks: u64,
+    pg_count: u32,
     /// Shards of each OSD.
     shard_count: u16,
     osds: Vec<Option<Process>>,
@@ -214,7 +217,7 @@ fn addresses(host: u8, cores: u16) -> Vec<SocketAddr> {
     (0..cores).map(|core| core_address(host, core)).collect()
 }
 
-fn first_map(cores: u16) -> ClusterMap {
+fn first_map(cores: u16, blocks: u64, pg_count: u32) -> ClusterMap {
     let mut map = ClusterMap::new(cluster(), AuthMode::None, 0);
     map.next_session = SessionId(100);
     map.next_pool = PoolId(2);
@@ -223,12 +226,12 @@ fn first_map(cores: u16) -> ClusterMap {
         name: "rbd".into(),
         size: 3,
         min_size: 2,
-        pg_count: PG_COUNT,
+        pg_count,
         failure_domain: FailureDomain::Osd,
         device_class: None,
         created: Epoch(1),
     };
-    for index in 0..PG_COUNT {
+    for index in 0..pg_count {
         let acting = (0..3).map(|at| OsdId((index + at) % 3)).collect();
         map.intervals.insert(PgId { pool: POOL, index }, Interval { since: Epoch(1), acting });
     }
@@ -245,7 +248,7 @@ fn first_map(cores: u16) -> ClusterMap {
             host: format!("h{osd}"),
             rack: "r".into(),
             device_class: "ssd".into(),
-            capacity: DISK_BLOCKS * BLOCK as u64,
+            capacity: blocks * BLOCK as u64,
         };
         map.osds.insert(OsdId(osd), entry);
     }
@@ -254,6 +257,10 @@ fn first_map(cores: u16) -> ClusterMap {
 
 impl Bed {
     fn new(seed: u64, shard_count: u16) -> Self {
+        Self::sized(seed, shard_count, DISK_BLOCKS, PG_COUNT)
+    }
+
+    fn sized(seed: u64, shard_count: u16, blocks: u64, pg_count: u32) -> Self {
         let pool = BufferPool::new(1 << 30);
         let hub = MemoryHub::new();
         let clock = TestClock(Rc::new(Cell::new(1_000_000_000)));
@@ -261,7 +268,7 @@ impl Bed {
         let media: Vec<_> = (0..3).map(|_| Rc::new(RefCell::new(Media::default()))).collect();
         let mut mon_net = messenger(&hub, MON, Role::Mon, 7, &pool);
         mon_net.set_epoch(Epoch(1));
-        let map = first_map(shard_count);
+        let map = first_map(shard_count, blocks, pg_count);
         let mon = Mon { net: mon_net, map, subscribers: vec![], events: VecDeque::new(), reports: 0 };
         let client = Client {
             net: messenger(&hub, CLIENT, Role::Client(SessionId(5)), 9, &pool),
@@ -279,6 +286,8 @@ impl Bed {
             clock,
             pool,
             media,
+            blocks,
+            pg_count,
             shard_count,
             osds: vec![None, None, None],
             mon,
@@ -303,7 +312,7 @@ impl Bed {
     }
 
     fn disk(&mut self, osd: usize) -> Disk {
-        Disk::new(&self.media[osd], DISK_BLOCKS, self.random.below(u64::MAX))
+        Disk::new(&self.media[osd], self.blocks, self.random.below(u64::MAX))
     }
 
     fn start(&mut self, osd: usize) {
@@ -343,7 +352,7 @@ impl Bed {
         let boot = loligo_net::wire::mon::BootInfo {
             device: device(osd),
             addresses: addresses(host, self.shard_count),
-            capacity: DISK_BLOCKS * BLOCK as u64,
+            capacity: self.blocks * BLOCK as u64,
             host: format!("h{osd}"),
             rack: "r".into(),
             device_class: "ssd".into(),
@@ -537,7 +546,7 @@ impl Bed {
         let active = |shard: &Shard<TestWorld>| {
             shard.pgs().filter(|pg| pg.phase().kind() == PhaseKind::Active).count()
         };
-        self.shards().map(active).sum::<usize>() == PG_COUNT as usize
+        self.shards().map(active).sum::<usize>() == self.pg_count as usize
     }
 
     fn until(&mut self, what: &str, done: impl Fn(&Self) -> bool) {
@@ -551,7 +560,7 @@ impl Bed {
     }
 
     fn assert_replicas_equal(&self) {
-        for index in 0..PG_COUNT {
+        for index in 0..self.pg_count {
             let pg = PgId { pool: POOL, index };
             let stores: Vec<_> =
                 self.shards().map(Shard::store).filter(|store| store.pg(pg).is_some()).collect();

@@ -175,6 +175,7 @@ impl<D: BlockDevice> Store<D> {
                 self.write_mark();
                 busy = true;
             }
+            self.reclaim();
             self.chunks_step();
             busy |= self.checkpoint_step();
             self.discard_step();

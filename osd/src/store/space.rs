@@ -12,7 +12,7 @@ use super::index::FRAGMENT_BLOCKS;
 use super::io::Purpose;
 use super::layout::encode_claim;
 use super::record::{Entry, EntryKind};
-use loligo_config::limits::OP_BLOCKS_MAX;
+use loligo_config::limits::{OP_BLOCKS_MAX, PG_DEVICE_BYTES_MIN};
 use loligo_config::units::{BlockCount, Lba};
 use loligo_reactor::env::{BlockDevice, DiskOp, Instant, WriteList};
 use loligo_reactor::planted::{self, Bug};
@@ -33,10 +33,13 @@ const DISCARD_INTERVAL: Duration = Duration::from_millis(2);
 const WINDOW_MIN: u64 = OP_BLOCKS_MAX as u64 + WRITE_OVERHEAD;
 const WINDOW_MAX: u64 = 4096;
 /// In between, all windows together are this part of the shard.
-const WINDOWS_SHARE: u64 = 32;
-/// A shard too small for a window per PG keeps back no more than this part: better some room that the primaries may
-/// overdraw than none.
-const WINDOWS_KEPT_PART: u64 = 8;
+const WINDOWS_SHARE: u64 = 10;
+/// No more than this part is kept back for windows. On a shard with more PGs than it has room for a window is smaller than
+/// the largest op, which is refused then: what a primary may send must be there, or a full PG stands still for good.
+const WINDOWS_PART: u64 = 4;
+const _: () = assert!(WINDOWS_PART * WINDOW_MIN * BLOCK as u64 == PG_DEVICE_BYTES_MIN);
+/// Log blocks, and twice the cost of a checkpoint, that are worth one when space is short. Guessed.
+const RECLAIM_MIN: u64 = 64;
 
 /// What a shard has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -47,7 +50,7 @@ pub struct Space {
     pub free: u64,
     /// Blocks that may still be granted to writers: the reserve and the windows of all PGs are excluded.
     pub credit: u64,
-    /// What is granted to the primary of one PG at most. As much is kept back for every PG: of what other primaries have
+    /// What is granted to the primary of one PG at most; less than the largest op when there are too many PGs for the shard. As much is kept back for every PG: of what other primaries have
     /// sent since it heard of the credit last, a primary knows nothing.
     pub window: u64,
     /// Blocks of live data.
@@ -85,10 +88,11 @@ impl<D: BlockDevice> Store<D> {
         let blocks = self.superblock.chunks * self.superblock.chunk_blocks / shards;
         let pgs = (self.state.pgs.len() as u64).max(1);
         let window = (blocks / (WINDOWS_SHARE * pgs)).clamp(WINDOW_MIN, WINDOW_MAX);
+        let window = window.min(blocks / (WINDOWS_PART * pgs));
         Space {
             blocks,
             free: now + soon + unclaimed,
-            credit: logged.min(chunked).saturating_sub((window * pgs).min(blocks / WINDOWS_KEPT_PART)),
+            credit: logged.min(chunked).saturating_sub(window * pgs),
             window,
             data: self.state.index.counts().2,
         }
@@ -133,6 +137,21 @@ impl<D: BlockDevice> Store<D> {
             return SubmitError::Busy;
         }
         SubmitError::NoSpace
+    }
+
+    /// When the credit runs out, what was superseded is given back before somebody is refused.
+    pub(super) fn reclaim(&mut self) {
+        if self.chunks.free() > 0 || self.checkpoint.is_running() {
+            return;
+        }
+        let space = self.space();
+        if space.credit >= space.window {
+            return;
+        }
+        self.release_discards();
+        self.log.mark_wanted |= self.log.freed_count > 0;
+        let worth = self.log.block_count + self.checkpoint.drop_next.len() as u64;
+        self.checkpoint.wanted |= worth > RECLAIM_MIN.max(2 * self.checkpoint_cost());
     }
 
     pub(super) fn checkpoint_short_of_space(&mut self) {

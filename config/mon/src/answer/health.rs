@@ -1,6 +1,7 @@
 //! Health checks: what somebody should look at, and what to run.
 
 use crate::core::Core;
+use loligo_config::limits::PG_DEVICE_BYTES_MIN;
 use loligo_config::map::{AuthMode, ClusterMap, Osd};
 use loligo_config::placement;
 use loligo_config::pool::{FailureDomain, Pool};
@@ -159,7 +160,14 @@ fn availability(core: &Core) -> Option<Check> {
 pub(crate) fn suggested_pg_count(core: &Core, size: u8) -> u32 {
     let osds = core.newest().osds.values().filter(|osd| osd.is_in);
     let (count, cores) = osds.fold((0, 0), |(count, cores), osd| (count + 1, cores + osd.addresses.len()));
-    placement::suggested_pg_count(count, size, cores)
+    let suggested = placement::suggested_pg_count(count, size, cores);
+    // Small devices have room for few.
+    let smallest = core.newest().osds.values().filter(|osd| osd.is_in).map(|osd| osd.capacity).min();
+    let by_room = smallest.map_or(u64::MAX, |capacity| {
+        (capacity / PG_DEVICE_BYTES_MIN).saturating_mul(count as u64) / u64::from(size.max(1))
+    });
+    let by_room = u32::try_from(by_room).unwrap_or(u32::MAX).max(1);
+    if suggested <= by_room { suggested } else { 1 << by_room.ilog2() }
 }
 
 fn pg_count(core: &Core) -> Option<Check> {

@@ -535,6 +535,17 @@ fn sessions_are_fenced_and_freed() {
     assert!(!bench.core.map().is_fenced(SessionId(3)));
 }
 
+#[test]
+fn small_devices_are_not_given_more_pgs_than_they_have_room_for() {
+    let mut bench = Bench::new();
+    for osd in 0..3 {
+        let small = BootInfo { capacity: 64 << 20, ..info(osd) };
+        assert_eq!(bench.boot_as(osd, 100, small).1, BootStatus::Taken);
+    }
+    let create = json!({ "prefix": "pool create", "pool": "small", "failure_domain": "osd" });
+    assert_eq!(bench.command(create).unwrap()["pg_count"], 8);
+}
+
 /// Who takes a lock over writes as soon as the old owner is fenced: on no OSD may that one still be served.
 #[test]
 fn a_fence_is_answered_when_every_osd_that_serves_goes_by_it() {

@@ -118,3 +118,99 @@ fn fill_and_delete(seed: u64) {
     }
     bed.drive(removals);
 }
+
+/// Whatever the size of the devices and the number of PGs on them: a full cluster says so, serves what it has, takes
+/// deletes, and goes on afterwards.
+#[test]
+fn a_full_cluster_of_any_size_works_on_after_deletes() {
+    for (blocks, pg_count) in sizes() {
+        for seed in 0..2 {
+            println!("blocks={blocks} pg_count={pg_count} SEED={seed}");
+            fill_twice(blocks, pg_count, seed);
+        }
+    }
+}
+
+/// Blocks of each device and PGs: the smallest device that mkfs takes, and some above.
+fn sizes() -> Vec<(u64, u32)> {
+    let least = crate::store::Superblock::blocks_min(1);
+    vec![
+        (least, 1),
+        (least, 4),
+        (least, 24),
+        (4096, 4),
+        (4096, 64),
+        (12_000, 8),
+        (12_000, 100),
+        (30_000, 100),
+    ]
+}
+
+impl Bed {
+    /// Blocks of ops that are taken: where there are too many PGs for the device, only small ones.
+    fn op_sizes(&self) -> Vec<u32> {
+        let window = self.shards().map(|shard| shard.store().space().window).min().unwrap();
+        let largest = u32::try_from(window.saturating_sub(crate::store::api::WRITE_OVERHEAD)).unwrap();
+        let largest = largest.min(OP_BLOCKS);
+        let smaller = [1, 4, 16, 64].into_iter().filter(|size| *size < largest);
+        smaller.chain([largest]).collect()
+    }
+}
+
+fn fill_twice(blocks: u64, pg_count: u32, seed: u64) {
+    let mut bed = Bed::sized(seed * 1000 + blocks, 1, blocks, pg_count);
+    bed.until("active", Bed::all_active);
+    bed.until("connections", |bed| {
+        bed.client.links.len() == 3 && bed.client.links.values().all(|(_, is_up)| *is_up)
+    });
+    let mut done_before = 0;
+    for round in 0..2 {
+        let sizes = bed.op_sizes();
+        let mean = sizes.iter().sum::<u32>() / sizes.len() as u32;
+        let mut writes = bed.flood((blocks * 5 / 4 / u64::from(mean)).max(100));
+        for (at, request) in writes.values_mut().enumerate() {
+            request.len = sizes[(at + round) % sizes.len()] * BLOCK as u32;
+        }
+        let answers = bed.drive(writes.clone());
+        let is_done = |request: &&OpRequest| answers[&request.op.number].status == OpStatus::Done;
+        let stored: Vec<OpRequest> = writes.values().filter(is_done).copied().collect();
+        let sum: u64 = stored.iter().map(|request| u64::from(request.len) / BLOCK as u64).sum();
+        assert!(stored.len() < writes.len(), "it was filled");
+        assert!(sum > blocks / 8, "{sum} of {blocks} blocks were to be had");
+        assert!(round == 0 || sum * 2 >= done_before, "{sum} blocks after deletes, {done_before} before");
+        done_before = sum;
+        if seed == 1 {
+            (0..3).for_each(|osd| bed.kill(osd));
+            (0..3).for_each(|osd| bed.start(osd));
+            bed.until("active again", Bed::all_active);
+            bed.until("connections", |bed| {
+                bed.client.links.len() == 3 && bed.client.links.values().all(|(_, is_up)| *is_up)
+            });
+        }
+        for kind in [OpKind::Read, if round == 0 { OpKind::Discard } else { OpKind::Remove }] {
+            let mut ops = BTreeMap::new();
+            for request in &stored {
+                let base = bed.request(0, kind);
+                let len = if kind == OpKind::Remove { 0 } else { request.len };
+                let op = OpRequest {
+                    kind,
+                    len,
+                    op: base.op,
+                    lowest_outstanding: base.lowest_outstanding,
+                    ..*request
+                };
+                ops.insert(op.op.number, op);
+            }
+            let answers = bed.drive(ops);
+            assert!(
+                answers.values().all(|reply| reply.status == OpStatus::Done),
+                "{kind:?} of a full cluster"
+            );
+        }
+        // Somebody may have been told a moment ago that there is none.
+        for _ in 0..20_000 {
+            bed.turn();
+        }
+    }
+    bed.assert_replicas_equal();
+}
