@@ -5,7 +5,7 @@ use super::page::{self, Tag};
 use loligo_config::units::Lba;
 use loligo_reactor::dma::{Buffer, BufferPool};
 use loligo_reactor::env::{BlockDevice, Completions, DiskError, DiskOp, QueueFull, Ticket};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Reads in flight: enough for a device's parallelism, few enough for its queue.
 const DEPTH: usize = 64;
@@ -80,6 +80,8 @@ pub(super) struct Chain {
 #[derive(Debug, Default)]
 pub(super) struct Chains {
     reading: BTreeMap<u64, Chain>,
+    /// Every page that came: no page is in two streams, nor twice in one.
+    seen: BTreeSet<u64>,
     next: u64,
 }
 
@@ -110,7 +112,10 @@ impl Chains {
         let tag = chain.tag;
         let page =
             fetched.result.as_ref().ok().and_then(|block| page::decode(block, identity, fetched.lba, tag));
-        let Some(page) = page.filter(|page| page.checkpoint <= newest && page.next < blocks) else {
+        // A loop, or streams that run into one another, would take memory without end.
+        let first_time = self.seen.insert(fetched.lba);
+        let Some(page) = page.filter(|page| first_time && page.checkpoint <= newest && page.next < blocks)
+        else {
             self.reading.remove(&id);
             return Some((tag, id, None));
         };
@@ -118,11 +123,6 @@ impl Chains {
         if page.next == 0 {
             let chain = self.reading.remove(&id);
             return Some((tag, id, chain));
-        }
-        // A stream cannot be longer than the device: a loop ends here.
-        if chain.lbas.len() as u64 > blocks {
-            self.reading.remove(&id);
-            return Some((tag, id, None));
         }
         chain.lbas.push(page.next);
         fetch.read(page.next, 1, id);

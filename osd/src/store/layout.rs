@@ -84,6 +84,12 @@ impl Superblock {
         (chunk < self.chunks).then_some(chunk)
     }
 
+    /// Whether these blocks are in one chunk.
+    pub(super) fn holds(&self, lba: u64, count: u64) -> bool {
+        let last = lba.checked_add(count.max(1) - 1);
+        self.chunk_of(lba).is_some_and(|chunk| last.and_then(|last| self.chunk_of(last)) == Some(chunk))
+    }
+
     pub(super) fn encode(&self, block: &mut [u8], lba: u64) {
         let mut out = Vec::with_capacity(64);
         out.u16(self.shards);
@@ -160,8 +166,10 @@ impl Segment {
         out.u32(self.len);
     }
 
+    /// `None` also for one that cannot be: its end or the ordinals after it would not fit their types.
     pub fn take(take: &mut Take<'_>) -> Option<Self> {
-        Some(Self { ordinal: take.u64()?, lba: take.u64()?, len: take.u32()? })
+        let segment = Self { ordinal: take.u64()?, lba: take.u64()?, len: take.u32()? };
+        (segment.ordinal < NUMBER_END && segment.lba < 1 << 47).then_some(segment)
     }
 }
 
@@ -172,6 +180,10 @@ pub(super) struct Range {
     pub start: u64,
     pub generation: u64,
 }
+
+/// Positions, generations, ordinals and numbers of anchors and checkpoints are below this: a device cannot be written to
+/// that often, and what counts on from one of them cannot overflow.
+pub(super) const NUMBER_END: u64 = 1 << 55;
 
 /// Most ranges that an anchor holds. The list grows by one at a mount that follows one whose records survived, and
 /// shrinks at every checkpoint, which is forced before the list is full.
@@ -250,7 +262,24 @@ impl Anchor {
         let segments = (0..segments).map(|_| Segment::take(&mut take)).collect::<Option<Vec<_>>>()?;
         let range = |take: &mut Take<'_>| Some(Range { start: take.u64()?, generation: take.u64()? });
         let ranges = (0..ranges).map(|_| range(&mut take)).collect::<Option<Vec<_>>>()?;
-        Some(Self { sequence, root, checkpoint, log_start, log_offset, segments, ranges })
+        let anchor = Self { sequence, root, checkpoint, log_start, log_offset, segments, ranges };
+        anchor.is_possible(superblock).then_some(anchor)
+    }
+
+    /// Whether a store can have written it. A right checksum says who wrote the bytes, not that they make sense.
+    fn is_possible(&self, superblock: &Superblock) -> bool {
+        let numbers = [self.sequence, self.checkpoint, self.log_start];
+        // Every position since the checkpoint takes a block at least.
+        let end = self.log_start.saturating_add(superblock.blocks);
+        let in_order = self.ranges.is_sorted_by(|a, b| a.start < b.start && a.generation < b.generation);
+        let first = self.segments.first().map_or(0, |first| first.len);
+        numbers.iter().all(|number| *number < NUMBER_END)
+            && self.log_start > 0
+            && self.root < superblock.blocks
+            && self.log_offset <= first
+            && self.segments.iter().all(|segment| superblock.holds(segment.lba, u64::from(segment.len)))
+            && in_order
+            && self.ranges.iter().all(|range| range.start <= end && range.generation < NUMBER_END)
     }
 }
 
@@ -284,8 +313,8 @@ mod tests {
         let plan = superblock(10_000).unwrap();
         let anchor = Anchor {
             sequence: 7,
-            segments: vec![Segment { ordinal: 3, lba: 900, len: 64 }],
-            ranges: vec![Range { start: 1, generation: 1 }; RANGES_MAX],
+            segments: vec![Segment { ordinal: 3, lba: plan.chunk_lba(3), len: 64 }],
+            ranges: (1..=RANGES_MAX as u64).map(|n| Range { start: n, generation: n }).collect(),
             ..Anchor::empty()
         };
         let mut blocks = vec![0; 2 * BLOCK];
@@ -301,5 +330,37 @@ mod tests {
         assert_eq!(decode_claim(&block, &plan, 4), Claim::Unknown);
         encode_claim(&mut block, &plan, 3, None);
         assert_eq!(decode_claim(&block, &plan, 3), Claim::Free);
+    }
+
+    #[test]
+    fn anchors_that_no_store_writes_are_refused() {
+        let plan = superblock(10_000).unwrap();
+        let segment = Segment { ordinal: 3, lba: plan.chunk_lba(2), len: 64 };
+        let range = |start, generation| Range { start, generation };
+        let good = Anchor { sequence: 7, log_start: 9, segments: vec![segment], ..Anchor::empty() };
+        let decoded = |anchor: Anchor| {
+            let mut blocks = vec![0; 2 * BLOCK];
+            anchor.encode(&mut blocks, &plan, ShardId(1));
+            Anchor::decode(&blocks[..BLOCK], &plan, ShardId(1), anchor.lba(&plan, ShardId(1)))
+        };
+        assert_eq!(decoded(good.clone()), Some(good.clone()));
+        let bad = [
+            Anchor { sequence: u64::MAX, ..good.clone() },
+            Anchor { checkpoint: NUMBER_END, ..good.clone() },
+            Anchor { log_start: 0, ..good.clone() },
+            Anchor { log_start: u64::MAX, ..good.clone() },
+            Anchor { root: plan.blocks, ..good.clone() },
+            Anchor { log_offset: 65, ..good.clone() },
+            Anchor { segments: vec![Segment { lba: u64::MAX, ..segment }], ..good.clone() },
+            Anchor { segments: vec![Segment { lba: 1, ..segment }], ..good.clone() },
+            Anchor { segments: vec![Segment { len: u32::MAX, ..segment }], ..good.clone() },
+            Anchor { segments: vec![Segment { ordinal: u64::MAX, ..segment }], ..good.clone() },
+            Anchor { ranges: vec![range(1 << 40, 1)], ..good.clone() },
+            Anchor { ranges: vec![range(1, u64::MAX)], ..good.clone() },
+            Anchor { ranges: vec![range(5, 1), range(4, 2)], ..good.clone() },
+        ];
+        for anchor in bad {
+            assert_eq!(decoded(anchor.clone()), None, "{anchor:?}");
+        }
     }
 }

@@ -318,7 +318,7 @@ impl<D: BlockDevice> Mount<D> {
                 self.phase = Phase::Map;
             }
             Phase::Map => {
-                self.scan = Some(Scan::new(self.identity, &self.anchor));
+                self.scan = Some(Scan::new(self.superblock, self.identity, &self.anchor));
                 self.segment_next = self.anchor.segments.first().map_or(0, |segment| segment.ordinal);
                 self.phase = Phase::Log;
                 self.read_segment(fetch);

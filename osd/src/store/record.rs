@@ -7,7 +7,7 @@
 use super::alloc::Run;
 use super::api::{Change, PgMeta, Transaction};
 use super::codec::{BLOCK, BlockKind, HEAD, Identity, Put, Take, open, seal};
-use super::layout::{SEGMENTS_NAMED_MAX, Segment, fill};
+use super::layout::{NUMBER_END, SEGMENTS_NAMED_MAX, Segment, fill};
 use loligo_config::id::{Epoch, ObjectId, ObjectVersion, OpId, PgId};
 use loligo_config::limits::OP_BLOCKS_MAX;
 
@@ -293,7 +293,9 @@ impl Record {
         let segments = usize::from(take.u16()?);
         let echo = take.u16()?;
         record.echo_from = take.u64()?;
-        if segments > SEGMENTS_NAMED_MAX || record.mark >= record.position {
+        let numbers = [record.position, record.generation, record.echo_from];
+        let possible = record.mark < record.position && numbers.iter().all(|number| *number < NUMBER_END);
+        if segments > SEGMENTS_NAMED_MAX || !possible {
             return None;
         }
         for _ in 0..segments {
@@ -379,6 +381,28 @@ mod tests {
         entries.push(Entry { kind: EntryKind::Meta, meta, ..Entry::default() });
         let touched = Touched { position: 99, pg: PgId::default(), version: version(1) };
         assert_eq!(round_trip(entries, &[touched]).echo_from, 99);
+    }
+
+    #[test]
+    fn numbers_that_would_overflow_are_refused() {
+        let good = Record { position: 100, mark: 98, generation: 2, ..Record::default() };
+        let decoded = |record: &Record| {
+            let mut block = vec![0; BLOCK];
+            let none = EntryBytes { count: 0, bytes: &[] };
+            record.encode(none, std::iter::empty(), &mut Vec::new(), &mut block, &identity(), 50);
+            Record::decode(&block, &identity(), 50)
+        };
+        assert!(decoded(&good).is_some());
+        for bad in [
+            Record { position: u64::MAX, ..good.clone() },
+            Record { position: NUMBER_END, mark: NUMBER_END - 1, ..good.clone() },
+            Record { mark: 100, ..good.clone() },
+            Record { generation: u64::MAX, ..good.clone() },
+            Record { segments: vec![Segment { ordinal: u64::MAX, lba: 2, len: 3 }], ..good.clone() },
+            Record { segments: vec![Segment { ordinal: 1, lba: u64::MAX, len: 3 }], ..good.clone() },
+        ] {
+            assert_eq!(decoded(&bad), None, "{bad:?}");
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use super::alloc::Run;
 use super::codec::{BLOCK, Identity, crc32c};
-use super::layout::{Anchor, Range, Segment};
+use super::layout::{Anchor, Range, Segment, Superblock};
 use super::record::{Entry, EntryKind, Record};
 use super::state::{Leftovers, State};
 use loligo_config::id::{ObjectId, ObjectVersion, PgId};
@@ -22,6 +22,7 @@ pub(super) struct Found {
 /// Every record found in the segments that can be reached.
 #[derive(Debug)]
 pub(super) struct Scan {
+    superblock: Superblock,
     identity: Identity,
     ranges: Vec<Range>,
     log_start: u64,
@@ -31,19 +32,26 @@ pub(super) struct Scan {
 }
 
 impl Scan {
-    pub fn new(identity: Identity, anchor: &Anchor) -> Self {
+    pub fn new(superblock: Superblock, identity: Identity, anchor: &Anchor) -> Self {
         let segments = anchor.segments.iter().map(|segment| (segment.ordinal, *segment)).collect();
         let (ranges, log_start) = (anchor.ranges.clone(), anchor.log_start);
-        Self { identity, ranges, log_start, found: BTreeMap::new(), segments }
+        Self { superblock, identity, ranges, log_start, found: BTreeMap::new(), segments }
     }
 
-    /// Whether a record of this generation may be at this position: else it was cut off by an earlier mount.
+    /// Whether a record of this generation may be at this position: else it was cut off by an earlier mount. One that
+    /// names places outside of the chunks, or a position that a device of this size cannot have reached since the
+    /// checkpoint, was written by no store.
     fn accepts(&self, record: &Record) -> bool {
         let range = self.ranges.iter().rev().find(|range| range.start <= record.position);
-        record.position >= self.log_start
-            && range.is_some_and(|range| {
-                range.generation == record.generation || planted::active(Bug::OldGenerationAccepted)
-            })
+        let generation = range.is_some_and(|range| {
+            range.generation == record.generation || planted::active(Bug::OldGenerationAccepted)
+        });
+        let reachable = (self.log_start..=self.log_start + self.superblock.blocks).contains(&record.position);
+        let mut runs = record.entries.iter().flat_map(|entry| &entry.runs);
+        reachable
+            && generation
+            && record.segments.iter().all(|at| self.superblock.holds(at.lba, u64::from(at.len)))
+            && runs.all(|run| self.superblock.holds(run.lba, u64::from(run.count)))
     }
 
     /// Looks for records in the blocks of a segment from `offset` on.

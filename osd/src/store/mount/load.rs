@@ -1,13 +1,14 @@
 //! Loading a checkpoint: what its streams hold.
 
 use super::{Mount, MountError, PgLogs};
+use crate::store::api::LogEntry;
 use crate::store::checkpoint::{Checkpoint, Pages, TABLE_ENTRIES};
 use crate::store::codec::Take;
 use crate::store::fetch::{Chain, Fetch};
 use crate::store::page::Tag;
 use crate::store::pgs::{LOG_PAGE_ENTRIES, Pg, decode_log};
 use crate::store::state::State;
-use loligo_config::id::{Epoch, PgId};
+use loligo_config::id::{Epoch, ObjectVersion, PgId};
 use loligo_reactor::env::BlockDevice;
 
 impl<D: BlockDevice> Mount<D> {
@@ -144,11 +145,13 @@ impl<D: BlockDevice> Mount<D> {
         }
     }
 
-    /// Puts the PG logs together. One with an unreadable page starts anew: peers are then brought up by version.
+    /// Puts the PG logs together. One with an unreadable page, or that is no chain up to the PG's last version, starts
+    /// anew: peers are then brought up by version.
     pub(super) fn join_pg_logs(&mut self) {
         for (id, logs) in std::mem::take(&mut self.pg_logs) {
             let Some(pg) = self.state.pgs.get_mut(&id) else { continue };
-            if logs.pages.iter().any(Option::is_none) {
+            let entries = logs.pages.iter().flatten().flatten().chain(&logs.tail);
+            if logs.pages.iter().any(Option::is_none) || !is_chain(entries, pg.status.last) {
                 let mut dropped = Vec::new();
                 pg.touch(&mut dropped);
                 pg.clear_log(&mut dropped);
@@ -167,5 +170,54 @@ impl<D: BlockDevice> Mount<D> {
         checkpoint.map = Some((epoch, map));
         checkpoint.map_pages = chain.lbas.into();
         Some(())
+    }
+}
+
+/// Whether each entry follows the one before it, and the last one made this version.
+fn is_chain<'a>(entries: impl Iterator<Item = &'a LogEntry>, last: ObjectVersion) -> bool {
+    let mut before: Option<ObjectVersion> = None;
+    for entry in entries {
+        let follows = before.is_none_or(|before| entry.previous == before);
+        if !follows || entry.version <= entry.previous {
+            return false;
+        }
+        before = Some(entry.version);
+    }
+    before.is_none_or(|before| before == last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::api::LogKind;
+    use loligo_config::id::{ObjectId, OpId};
+
+    fn version(sequence: u64) -> ObjectVersion {
+        ObjectVersion { interval: Epoch(u32::from(sequence > 0)), stream: 0, sequence }
+    }
+
+    fn entry(previous: u64, made: u64) -> LogEntry {
+        LogEntry {
+            version: version(made),
+            previous: version(previous),
+            object: ObjectId::default(),
+            block: 0,
+            count: 1,
+            kind: LogKind::Write,
+            op: OpId::default(),
+            lowest_outstanding: 0,
+            snap_seq: 0,
+        }
+    }
+
+    #[test]
+    fn a_log_that_is_no_chain_to_the_last_version_is_not_taken() {
+        let chain = |entries: &[LogEntry]| is_chain(entries.iter(), version(5));
+        assert!(chain(&[]));
+        assert!(chain(&[entry(2, 4), entry(4, 5)]));
+        assert!(!chain(&[entry(2, 4)]), "it ends too early");
+        assert!(!chain(&[entry(2, 4), entry(4, 5), entry(5, 9)]), "it ends too late");
+        assert!(!chain(&[entry(2, 3), entry(4, 5)]), "it has a hole");
+        assert!(!chain(&[entry(9, 4), entry(4, 5)]), "it goes back");
     }
 }
