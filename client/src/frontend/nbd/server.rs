@@ -266,7 +266,7 @@ impl<S: Streams, I: Images> Server<S, I> {
             Action::Io { key, io } => self.submit(id, key, io),
             Action::Close(ending) => {
                 if ending != Ending::Orderly {
-                    tracing::debug!(connection = id.0, %ending, "closing an NBD connection");
+                    tracing::warn!(connection = id.0, %ending, "closing an NBD connection");
                 }
                 self.touch(id);
             }

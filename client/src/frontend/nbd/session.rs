@@ -340,7 +340,12 @@ impl Session {
         result: Result<crate::event::IoDone, i32>,
         out: &mut Vec<Action>,
     ) {
+        let before = out.len();
         self.transmission.completed(key, result, out);
+        if self.is_closed() {
+            // The stream ends behind what was sent before: nobody is there for a reply.
+            out.truncate(before);
+        }
         self.finish_if_drained(out);
     }
 

@@ -254,6 +254,17 @@ fn a_wrong_request_magic_ends_the_connection() {
 }
 
 #[test]
+fn nothing_is_sent_after_the_connection_was_given_up() {
+    let mut wire = Wire::ready(MIB, false);
+    wire.hold = true;
+    wire.give(&request(0, command::READ, 0, 4096, &[]));
+    wire.give(&[0; 28]);
+    assert_eq!(wire.ending, Some(Ending::Protocol("wrong request magic")));
+    wire.release();
+    assert_eq!(wire.take(), [], "the read in flight has no reply any more");
+}
+
+#[test]
 fn in_flight_bytes_are_bounded_by_leaving_requests_in_the_stream() {
     let mut wire = Wire::ready(64 * MIB, false);
     wire.hold = true;
