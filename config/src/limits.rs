@@ -17,6 +17,9 @@ pub const PREAUTH_BYTES_MAX: usize = 16 << 10;
 pub const HANDSHAKE_MS_MAX: u64 = 5_000;
 /// Connections of one process that have not finished their handshake.
 pub const PREAUTH_CONNECTIONS_MAX: usize = 256;
+/// The same from one source: an IPv4 address, or a /64 of IPv6. A host with a score of OSDs that all start at once stays
+/// below it, since a handshake takes one round trip. Guessed.
+pub const PREAUTH_SOURCE_MAX: usize = 64;
 /// Connections of one process in all.
 pub const CONNECTIONS_MAX: usize = 4096;
 

@@ -20,6 +20,7 @@ mod judge;
 mod peers;
 mod rules;
 mod settings;
+mod strangers;
 
 pub use settings::{DownReason, MessengerEvent, MessengerSettings, MessengerStats, Offer, SendError};
 
@@ -32,10 +33,12 @@ use loligo_reactor::env::{
 use loligo_reactor::planted::{self, Bug};
 use loligo_reactor::poller::Activity;
 use peers::KnownPeers;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt::Display;
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::time::Duration;
+use strangers::Strangers;
 
 /// Transport events taken in one poll, so that one poll is bounded.
 const POLL_BUDGET: u32 = 64;
@@ -53,8 +56,8 @@ pub struct Messenger<T, E> {
     sessions: Range<u64>,
     known: KnownPeers,
     connections: BTreeMap<ConnectionId, Connection>,
-    /// Accepted and without a handshake, oldest first.
-    half_open: BTreeSet<ConnectionId>,
+    /// Accepted and without a handshake.
+    strangers: Strangers,
     inbox: VecDeque<TransportEvent>,
     /// When `poll` ran last.
     polled: Option<Instant>,
@@ -121,7 +124,7 @@ impl<T: Transport, E: Entropy> Messenger<T, E> {
             sessions: 0..0,
             known: KnownPeers::default(),
             connections: BTreeMap::new(),
-            half_open: BTreeSet::new(),
+            strangers: Strangers::default(),
             inbox: VecDeque::with_capacity(POLL_BUDGET as usize),
             polled: None,
             next_check: None,
@@ -332,22 +335,19 @@ impl<T: Transport, E: Entropy> Messenger<T, E> {
 
     fn on_event(&mut self, event: TransportEvent, now: Instant, out: &mut VecDeque<MessengerEvent>) {
         match event {
-            TransportEvent::Accepted { connection, .. } => self.on_accepted(connection, now),
+            TransportEvent::Accepted { connection, from } => self.on_accepted(connection, from, now),
             TransportEvent::Connected { connection } => self.on_connected(connection, now),
             TransportEvent::Frame { connection, frame } => self.on_frame(connection, &frame, now, out),
             TransportEvent::Closed { connection, reason } => self.on_closed(connection, reason, out),
         }
     }
 
-    fn on_accepted(&mut self, id: ConnectionId, now: Instant) {
+    fn on_accepted(&mut self, id: ConnectionId, from: SocketAddr, now: Instant) {
         self.stats.accepted += 1;
-        if self.half_open.len() >= self.settings.preauth_connections_max {
-            // The oldest has had the most time to say who it is: in a flood of silent connections an honest peer,
-            // whose handshake takes one round trip, still gets through.
-            if let Some(oldest) = self.half_open.first().copied() {
-                self.stats.evicted += 1;
-                self.shut(oldest, None);
-            }
+        let (all_max, source_max) = (self.settings.preauth_connections_max, self.settings.preauth_source_max);
+        if let Some(oldest) = self.strangers.to_evict(from, all_max, source_max) {
+            self.stats.evicted += 1;
+            self.shut_stranger(oldest, "too many connections from there, or in all");
         }
         if self.connections.len() >= self.settings.connections_max {
             // Not even remembered: what is not in the table costs nothing here.
@@ -358,7 +358,7 @@ impl<T: Transport, E: Entropy> Messenger<T, E> {
         let deadline = now.after(self.settings.handshake_max);
         let phase = Phase::HelloAwaited { deadline };
         self.connections.insert(id, Connection { phase, sent: 0, received: 0 });
-        self.half_open.insert(id);
+        self.strangers.insert(id, from);
         self.wake_at(deadline);
     }
 
@@ -439,7 +439,7 @@ impl<T: Transport, E: Entropy> Messenger<T, E> {
             return;
         };
         connection.phase = Phase::Up(Up { peer, accepted, heard: now, pinged: now });
-        self.half_open.remove(&id);
+        self.strangers.remove(id);
         self.stats.up += 1;
         self.transport.trust(id);
         if !self.settings.ping_interval.is_zero() {
@@ -451,7 +451,22 @@ impl<T: Transport, E: Entropy> Messenger<T, E> {
     fn break_off(&mut self, id: ConnectionId, reason: CloseReason) {
         self.stats.broken += 1;
         tracing::debug!(connection = id.0, %reason, "connection closed");
+        self.complain(id, reason);
         self.shut(id, Some(DownReason::Closed(reason)));
+    }
+
+    /// Closes a connection whose peer is not known.
+    fn shut_stranger(&mut self, id: ConnectionId, why: impl Display) {
+        self.complain(id, why);
+        self.shut(id, None);
+    }
+
+    /// Says in the log why a stranger's connection ends; others are reported to the owner.
+    fn complain(&mut self, id: ConnectionId, why: impl Display) {
+        let now = self.polled.unwrap_or_default();
+        if let Some(from) = self.strangers.remove(id) {
+            self.strangers.complain(now, from, why);
+        }
     }
 
     /// Closes a connection. The reason is reported if the owner knows of the connection.
@@ -467,7 +482,7 @@ impl<T: Transport, E: Entropy> Messenger<T, E> {
         };
         let report = peer.zip(reason).map(|(peer, reason)| Report { peer, reason });
         connection.phase = Phase::Closing(report);
-        self.half_open.remove(&id);
+        self.strangers.remove(id);
         self.transport.close(id);
     }
 
@@ -475,10 +490,11 @@ impl<T: Transport, E: Entropy> Messenger<T, E> {
         let Some(connection) = self.connections.remove(&id) else {
             return;
         };
-        self.half_open.remove(&id);
         if matches!(reason, CloseReason::Protocol(_)) {
             self.stats.broken += 1;
+            self.complain(id, reason);
         }
+        self.strangers.remove(id);
         let reason = DownReason::Closed(reason);
         let report = match connection.phase {
             Phase::Closing(report) => report,
@@ -531,6 +547,7 @@ impl<T: Transport, E: Entropy> Messenger<T, E> {
         }
         for id in expired {
             self.stats.timed_out += 1;
+            self.complain(id, "no handshake in time");
             self.shut(id, Some(DownReason::Timeout));
         }
     }

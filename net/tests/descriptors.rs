@@ -1,4 +1,5 @@
 //! A process without free descriptors: a test binary of its own, because the limit is the process's.
+#![allow(clippy::disallowed_methods, reason = "a test of real sockets and descriptors")]
 
 use loligo_net::transport::tcp::{TcpOptions, TcpTransport};
 use loligo_reactor::dma::BufferPool;

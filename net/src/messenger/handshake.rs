@@ -164,6 +164,6 @@ impl<T: Transport, E: Entropy> Messenger<T, E> {
         tracing::debug!(connection = id.0, %reason, "peer refused");
         // If the refusal cannot be sent the peer sees a closed connection.
         let _ = self.put(id, Message::Refuse(Refuse { reason, epoch: self.epoch }), Body::NONE);
-        self.shut(id, None);
+        self.shut_stranger(id, reason);
     }
 }

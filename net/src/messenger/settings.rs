@@ -57,8 +57,10 @@ pub struct MessengerSettings {
     pub handshake_max: Duration,
     /// Connections in all; peers beyond it are refused.
     pub connections_max: usize,
-    /// Accepted connections without a handshake; beyond it the oldest is closed.
+    /// Accepted connections without a handshake; beyond it the oldest from the source with the most is closed.
     pub preauth_connections_max: usize,
+    /// The same from one source (an IPv4 address, or a /64 of IPv6); beyond it the oldest of its own is closed.
+    pub preauth_source_max: usize,
     /// Connections that one peer (by role and id) may have opened to this process.
     pub peer_connections_max: usize,
 }
@@ -78,6 +80,7 @@ impl MessengerSettings {
             handshake_max: Duration::from_millis(limits::HANDSHAKE_MS_MAX),
             connections_max: limits::CONNECTIONS_MAX,
             preauth_connections_max: limits::PREAUTH_CONNECTIONS_MAX,
+            preauth_source_max: limits::PREAUTH_SOURCE_MAX,
             peer_connections_max: 2 * limits::SHARDS_MAX,
         }
     }

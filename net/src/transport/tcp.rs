@@ -35,7 +35,9 @@ impl Default for TcpOptions {
             send_queue_max: 8 << 20,
             nodelay: true,
             connections_max: limits::CONNECTIONS_MAX,
-            untrusted_max: limits::PREAUTH_CONNECTIONS_MAX,
+            // The messenger makes room for new ones by closing old ones, which takes a moment: were this its own
+            // limit, nobody would get in any more once it is reached.
+            untrusted_max: 2 * limits::PREAUTH_CONNECTIONS_MAX,
         }
     }
 }

@@ -1,4 +1,5 @@
 //! The store of a mon that is alone: one crash-safe file, kept by redb.
+#![allow(clippy::disallowed_methods, reason = "the file behind the seam `MapStore`")]
 
 use super::{Extra, MapStore, StoreError};
 use loligo_config::map::ClusterMap;

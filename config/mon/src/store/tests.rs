@@ -1,3 +1,4 @@
+#![allow(clippy::disallowed_methods, reason = "the store is tested on a real file")]
 use super::*;
 use loligo_config::id::{ClusterId, Epoch};
 use loligo_config::map::AuthMode;

@@ -52,13 +52,32 @@ fn a_flood_of_half_open_connections_is_bounded_and_honest_peers_get_through() {
             bed.events(3);
         }
     }
-    assert!(bed.net(2).stats().evicted > 3000);
+    assert!(bed.net(2).stats().evicted > 3000, "{:?}", bed.net(2).stats());
     assert!(bed.events(2).is_empty());
     bed.pass(limits::HANDSHAKE_MS_MAX + 1);
     assert_eq!(bed.net(2).connection_count(), 0, "the rest ran out of time");
     assert!(bed.events(2).is_empty());
     let pool = bed.net(2).settings.pool.clone();
     assert!(pool.mapped() <= 2 << 20, "{}", pool.mapped());
+}
+
+#[test]
+fn a_flood_from_one_source_takes_nobody_elses_place() {
+    let mut bed = Bed::with_osds(1);
+    let (mut flood, mut slow) = (Raw::new(&bed, 50), Raw::new(&bed, 51));
+    let id = slow.transport.connect(address(2));
+    bed.settle();
+    for _ in 0..500 {
+        flood.transport.connect(address(2));
+    }
+    bed.settle();
+    assert_eq!(bed.net(2).connection_count(), limits::PREAUTH_SOURCE_MAX + 1);
+    slow.send(id, Message::Hello(hello(osd(3), osd(2))), 1);
+    bed.settle();
+    assert!(
+        matches!(bed.events(2)[..], [MessengerEvent::Up { .. }]),
+        "the one that came first was slow only"
+    );
 }
 
 #[test]

@@ -1,4 +1,5 @@
 //! The same messengers over real loopback sockets: what the memory transport promises holds there too.
+#![allow(clippy::disallowed_methods, reason = "the messenger is tested over real sockets as well")]
 
 use super::*;
 use crate::transport::tcp::{TcpOptions, TcpTransport};
