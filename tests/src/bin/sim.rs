@@ -2,6 +2,8 @@
 #![allow(clippy::disallowed_methods, reason = "people wait for it in real time")]
 
 use anyhow::Result;
+#[cfg(feature = "planted")]
+use anyhow::{Context, ensure};
 use clap::Parser;
 use loligo_reactor::env::Entropy;
 use loligo_reactor::os::OsEntropy;
@@ -72,16 +74,57 @@ struct Args {
     /// Damage beyond what the redundancy repairs: errors are allowed, wrong data is not.
     #[arg(long)]
     damage: bool,
+    /// Plant bugs, one after the other, and see whether a check notices each.
+    #[arg(long)]
+    mutants: bool,
+    /// Plant these bugs only (their names, comma-separated; "list" lists them).
+    #[arg(long, value_name = "NAMES")]
+    mutant: Option<String>,
 }
 
 fn main() -> Result<()> {
     let args = Args::parse();
+    if args.mutants || args.mutant.is_some() {
+        return mutants(&args);
+    }
     catch_panics();
     let failed = match args.seed {
         Some(seed) => replay(&args, seed),
         None => explore(&args),
     };
     std::process::exit(i32::from(failed));
+}
+
+#[cfg(feature = "planted")]
+fn mutants(args: &Args) -> Result<()> {
+    use loligo_reactor::planted::Bug;
+    use loligo_tests::sim::mutants::{Effort, SEEDS, hunt_all, print_list};
+    let named = |name: &str| Bug::by_name(name).with_context(|| format!("no bug is {name}: --mutant list"));
+    let bugs = match args.mutant.as_deref() {
+        Some("list") => {
+            print_list();
+            return Ok(());
+        }
+        Some(names) => names.split(',').map(named).collect::<Result<_>>()?,
+        None => Bug::ALL.to_vec(),
+    };
+    catch_panics();
+    let jobs = args.jobs.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
+    let effort = Effort { from: args.from.unwrap_or(1), seeds: args.seeds.unwrap_or(SEEDS), jobs };
+    let survivors = hunt_all(&bugs, &effort);
+    println!("{} bugs planted, {} survive", bugs.len(), survivors.len());
+    ensure!(survivors.is_empty(), "no check notices {survivors:?}");
+    Ok(())
+}
+
+/// The bugs are in another build: it is made, and does the work.
+#[cfg(not(feature = "planted"))]
+fn mutants(_: &Args) -> Result<()> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let arguments = "run --quiet --profile testing --package loligo-tests --features planted --bin sim --";
+    let own = std::env::args_os().skip(1);
+    let status = std::process::Command::new(cargo).args(arguments.split(' ')).args(own).status()?;
+    std::process::exit(status.code().unwrap_or(1));
 }
 
 impl Args {

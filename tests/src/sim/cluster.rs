@@ -354,6 +354,8 @@ impl Cluster {
                 match self.osds[osd as usize].poll(core, local) {
                     Ok(activity) => {
                         self.see_osd(osd, core)?;
+                        self.see_acks(osd)?;
+                        self.see_promises(osd)?;
                         Ok(activity)
                     }
                     Err(exit) => {

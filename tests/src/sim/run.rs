@@ -248,7 +248,7 @@ impl Story<'_> {
             })?;
             self.cluster.work.mode = Mode::Drain;
         }
-        Ok(())
+        self.cluster.see_logs()
     }
 
     fn sum_up(&mut self) {

@@ -1,5 +1,6 @@
 //! What happens in a run: always as a hash over every event, on request as lines to read.
 
+use loligo_net::wire::op::OpReply;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -34,6 +35,7 @@ struct Inner {
     level: Level,
     print: bool,
     lines: RefCell<VecDeque<String>>,
+    acks: RefCell<Vec<OpReply>>,
 }
 
 impl Trace {
@@ -82,6 +84,16 @@ impl Trace {
             lines.pop_front();
         }
         lines.push_back(line);
+    }
+
+    /// A write was answered as done.
+    pub fn ack(&self, reply: OpReply) {
+        self.0.acks.borrow_mut().push(reply);
+    }
+
+    /// The writes that were answered since the last call.
+    pub fn take_acks(&self) -> Vec<OpReply> {
+        std::mem::take(&mut *self.0.acks.borrow_mut())
     }
 
     /// The last lines, oldest first.

@@ -8,6 +8,8 @@ use loligo_config::id::{ClusterId, CoreId, DeviceId, Incarnation, OsdId, Session
 use loligo_net::messenger::{Messenger, MessengerSettings};
 use loligo_net::transport::memory::{MemoryHub, MemoryTransport};
 use loligo_net::wire::handshake::{Identity, Role};
+use loligo_net::wire::op::OpStatus;
+use loligo_net::wire::{Envelope, Message, Received};
 use loligo_reactor::dma::BufferPool;
 use loligo_reactor::env::{ConnectionId, Frame, SendRefused, Transport, TransportEvent, World};
 use std::collections::VecDeque;
@@ -112,6 +114,13 @@ impl Transport for SimTransport {
 
     fn send(&mut self, connection: ConnectionId, frame: Frame) -> Result<(), SendRefused> {
         self.trace.mix(digest(&frame));
+        if let Ok(Received { envelope: Envelope { message: Message::OpReply(reply), .. }, .. }) =
+            loligo_net::wire::decode(&frame)
+            && reply.status == OpStatus::Done
+            && reply.copies > 0
+        {
+            self.trace.ack(reply);
+        }
         if self.trace.wants(Level::Net) {
             let what = Self::describe(&frame);
             self.trace.note(Level::Net, || format!("{} sends #{} {what}", self.name, connection.0));
