@@ -368,7 +368,9 @@ fn a_pg_that_is_down_keeps_no_other_from_going_on_when_the_session_ends() {
     let mut bench = Bench::warm(1, 4);
     let of_pg = |bench: &Bench, wanted: u32| {
         let pools = bench.objecter.map().unwrap();
-        (0..).find(|index| super::map::pg_of(pools, object(*index)).unwrap().index == wanted).unwrap()
+        let pg =
+            |index: &u64| super::map::pg_of(pools, &ObjectOp::new(object(*index), OpKind::Read, 0, 4096));
+        (0..).find(|index| pg(index).unwrap().index == wanted).unwrap()
     };
     let (down, other, third) = (of_pg(&bench, 0), of_pg(&bench, 1), of_pg(&bench, 2));
     bench.write(1, down, 0, 1);
