@@ -261,7 +261,7 @@ fn nothing_is_sent_after_the_connection_was_given_up() {
     wire.give(&[0; 28]);
     assert_eq!(wire.ending, Some(Ending::Protocol("wrong request magic")));
     wire.release();
-    assert_eq!(wire.take(), [], "the read in flight has no reply any more");
+    assert!(wire.take().is_empty(), "the read in flight has no reply any more");
 }
 
 #[test]
