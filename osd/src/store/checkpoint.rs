@@ -392,7 +392,8 @@ impl<D: BlockDevice> Store<D> {
             let data = &bytes[at * PAGE_DATA..bytes.len().min((at + 1) * PAGE_DATA)];
             page::encode(&mut block, &self.identity, lbas[at], next, running.number, tag, data);
             let batch = &self.checkpoint.batch;
-            if batch.pages.is_full() || batch.lba + batch.pages.len() as u64 != lbas[at] {
+            let full = batch.pages.is_full() || batch.pages.len() >= self.transfer_max as usize;
+            if full || batch.lba + batch.pages.len() as u64 != lbas[at] {
                 self.flush_batch(running);
                 self.checkpoint.batch.lba = lbas[at];
             }

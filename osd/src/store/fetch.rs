@@ -15,6 +15,7 @@ const DEPTH: usize = 64;
 pub(super) struct Fetched {
     pub tag: u64,
     pub lba: u64,
+    pub count: u32,
     pub result: Result<Buffer, DiskError>,
 }
 
@@ -50,7 +51,8 @@ impl<D: BlockDevice> Fetch<D> {
         let completion = self.done.pop_front()?;
         let tag = self.in_flight.remove(&completion.ticket.0).expect("a read that was asked for");
         let DiskOp::Read { lba, buffer } = completion.op else { panic!("a read comes back as a read") };
-        Some(Fetched { tag, lba: lba.0, result: completion.result.map(|()| buffer) })
+        let count = (buffer.len() / BLOCK) as u32;
+        Some(Fetched { tag, lba: lba.0, count, result: completion.result.map(|()| buffer) })
     }
 
     fn feed(&mut self, pool: &BufferPool) {

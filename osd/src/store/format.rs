@@ -1,8 +1,7 @@
 //! mkfs and probe.
 
-use super::chunks::ChunkTable;
 use super::codec::BLOCK;
-use super::layout::{Anchor, Claim, Superblock, decode_claim, encode_claim};
+use super::layout::{Anchor, Superblock, encode_claim};
 use super::write_op;
 use loligo_config::id::{ClusterId, DeviceId, OsdId, ShardId};
 use loligo_config::limits::SHARDS_MAX;
@@ -12,14 +11,17 @@ use loligo_reactor::env::{
     BlockDevice, Completions, DiskError, DiskOp, Instant, QueueFull, Ticket, WriteCache, WriteList,
 };
 use std::collections::VecDeque;
-use std::sync::Arc;
+
+mod head;
+mod probe;
+
+use head::Head;
+pub use probe::{Probe, ProbeError, Probed};
 
 /// Blocks of one write of zeroes: 1 MiB.
 const ZERO_BLOCKS: u64 = 256;
 /// Operations in flight.
 const DEPTH: u32 = 8;
-/// Blocks looked at to say what else is on a device: 72 KiB, where the superblocks of common file systems are.
-const FOREIGN_BLOCKS: u64 = 18;
 
 /// What mkfs is to make.
 #[derive(Clone, Copy, Debug)]
@@ -85,7 +87,7 @@ pub enum Contents {
         found: u16,
     },
     /// Both superblocks of a Loligo device are unreadable.
-    #[error("the device was a Loligo device, but both its superblocks are damaged")]
+    #[error("the device was a Loligo device, but both its superblocks are damaged, or its mkfs did not end")]
     Damaged,
     /// Something else that was recognised.
     #[error("the device holds {0}")]
@@ -94,87 +96,8 @@ pub enum Contents {
     #[error("the device holds data of an unknown kind and is not a Loligo device")]
     Unknown,
     /// Only zeroes where a superblock would be.
-    #[error("the device is empty: it was not formatted with mkfs")]
+    #[error("the device is empty: it was not formatted with mkfs, or that did not end")]
     Empty,
-}
-
-/// Why a device cannot be used.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ProbeError {
-    /// It is not a Loligo device that this program knows.
-    #[error("not a usable device: {0}")]
-    Contents(Contents),
-    /// It is another cluster's or OSD's.
-    #[error("the device belongs to {found_osd} of cluster {found}, not to {osd} of cluster {cluster}")]
-    Other {
-        /// The cluster it belongs to.
-        found: ClusterId,
-        /// The OSD it belongs to.
-        found_osd: OsdId,
-        /// The cluster expected.
-        cluster: ClusterId,
-        /// The OSD expected.
-        osd: OsdId,
-    },
-    /// It has become smaller.
-    #[error("the device has {blocks} blocks, but had {formatted} when it was formatted")]
-    Shrunk {
-        /// Its blocks.
-        blocks: u64,
-        /// Its blocks at mkfs.
-        formatted: u64,
-    },
-    /// It could not be read.
-    #[error("the device could not be read at block {lba}: {error}")]
-    Device {
-        /// The first block of the failed read.
-        lba: u64,
-        /// Why.
-        error: DiskError,
-    },
-}
-
-impl Superblock {
-    /// Checks that the device is the one that is meant.
-    ///
-    /// # Errors
-    /// `Other` names both.
-    pub fn expect(&self, cluster: ClusterId, osd: OsdId) -> Result<(), ProbeError> {
-        if self.cluster == cluster && self.osd == osd {
-            return Ok(());
-        }
-        Err(ProbeError::Other { found: self.cluster, found_osd: self.osd, cluster, osd })
-    }
-}
-
-/// What the first blocks of a device say.
-fn contents(head: &[u8]) -> Result<Superblock, Contents> {
-    let copies = head.chunks_exact(BLOCK).zip(0u64..2);
-    if let Some(found) = copies.filter_map(|(block, lba)| Superblock::decode(block, lba)).next() {
-        return Ok(found);
-    }
-    if let Some(block) = head.chunks_exact(BLOCK).take(2).find(|block| block[..4] == super::codec::MAGIC) {
-        let found = u16::from_le_bytes([block[10], block[11]]);
-        return Err(if found == super::FORMAT { Contents::Damaged } else { Contents::OtherFormat { found } });
-    }
-    let has = |at: usize, magic: &[u8]| head.get(at..at + magic.len()) == Some(magic);
-    // Places of the magic numbers as file(1) and libblkid know them.
-    let foreign = [
-        (1080, &b"\x53\xef"[..], "an ext2/3/4 file system"),
-        (0, b"XFSB", "an XFS file system"),
-        (65_600, b"_BHRfS_M", "a btrfs file system"),
-        (512, b"EFI PART", "a GPT partition table"),
-        (510, b"\x55\xaa", "an MBR partition table or boot sector"),
-        (512, b"LABELONE", "an LVM physical volume"),
-        (0, b"LUKS\xba\xbe", "a LUKS volume"),
-        (4086, b"SWAPSPACE2", "swap space"),
-        (0, b"bluestore block device", "a Ceph BlueStore device"),
-        (0, b"QFI\xfb", "a qcow2 image"),
-    ];
-    if let Some((_, _, name)) = foreign.iter().find(|(at, magic, _)| has(*at, magic)) {
-        return Err(Contents::Foreign(name));
-    }
-    Err(if head.iter().all(|byte| *byte == 0) { Contents::Empty } else { Contents::Unknown })
 }
 
 /// How far mkfs is.
@@ -191,6 +114,8 @@ pub struct MkfsProgress<D> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     Look,
+    /// The superblocks that are there, if any.
+    Erase,
     Zero,
     /// Chunk claims and anchors.
     Tables,
@@ -200,8 +125,9 @@ enum Step {
     Done,
 }
 
-/// Formats a device: zeroes, then the chunk table and the anchors, and the superblocks last, so that a device whose
-/// mkfs was interrupted is not taken for a good one.
+/// Formats a device: the old superblocks go first, durably, then zeroes, the chunk table and the anchors are written,
+/// and the new superblocks last, so that a device whose mkfs was interrupted is not taken for a good one, nor for what
+/// it was before.
 #[derive(Debug)]
 pub struct Mkfs<D> {
     device: Option<D>,
@@ -209,6 +135,7 @@ pub struct Mkfs<D> {
     pool: BufferPool,
     plan: Option<Superblock>,
     step: Step,
+    head: Head,
     queue: VecDeque<DiskOp>,
     done: Completions,
     zeroes: Option<SharedBuffer>,
@@ -239,6 +166,7 @@ impl<D: BlockDevice> Mkfs<D> {
             pool,
             plan,
             step,
+            head: Head::new(blocks),
             queue,
             done,
             zeroes,
@@ -254,11 +182,9 @@ impl<D: BlockDevice> Mkfs<D> {
     }
 
     fn look(&mut self) {
-        let Ok(buffer) = self.pool.alloc(FOREIGN_BLOCKS as usize * BLOCK) else {
+        if !self.head.reads(&self.pool, &mut self.queue) {
             self.error = Some(MkfsError::Device { lba: 0, error: DiskError::Io { errno: 12 } });
-            return;
-        };
-        self.queue.push_back(DiskOp::Read { lba: Lba(0), buffer });
+        }
     }
 
     /// Goes on. After `done` it must not be called again.
@@ -269,11 +195,11 @@ impl<D: BlockDevice> Mkfs<D> {
         let device = self.device.as_mut().expect("mkfs is not polled after its end");
         device.poll(DEPTH, &mut self.done);
         while let Some(completion) = self.done.pop_front() {
-            if let Err(error) = completion.result {
-                let lba = first_block(&completion.op);
-                self.error.get_or_insert(MkfsError::Device { lba, error });
-            } else {
-                self.completed(completion.op);
+            match (completion.op, completion.result) {
+                (DiskOp::Read { lba, buffer }, Ok(())) => self.looked(lba.0, Ok(&buffer)),
+                (DiskOp::Read { lba, .. }, Err(error)) => self.looked(lba.0, Err(error)),
+                (op, Ok(())) => self.written(&op),
+                (op, Err(error)) => self.failed(first_block(&op), error),
             }
         }
         if self.error.is_none() {
@@ -300,26 +226,33 @@ impl<D: BlockDevice> Mkfs<D> {
         MkfsProgress { written: self.written, total: self.total, done: result }
     }
 
-    fn completed(&mut self, op: DiskOp) {
-        match op {
-            DiskOp::Read { buffer, .. } => self.looked(&buffer),
-            DiskOp::Write { data, .. } => {
-                let len: usize = data.iter().map(|piece| piece.len()).sum();
-                self.written = self.total.min(self.written + (len / BLOCK) as u64);
-            }
-            _ => (),
+    fn failed(&mut self, lba: u64, error: DiskError) {
+        self.error.get_or_insert(MkfsError::Device { lba, error });
+    }
+
+    fn written(&mut self, op: &DiskOp) {
+        if let DiskOp::Write { data, .. } = op {
+            let len: usize = data.iter().map(|piece| piece.len()).sum();
+            self.written = self.total.min(self.written + (len / BLOCK) as u64);
         }
     }
 
-    fn looked(&mut self, head: &Buffer) {
-        let found = match contents(head) {
+    fn looked(&mut self, lba: u64, block: Result<&[u8], DiskError>) {
+        // A device that fails is not formatted; blocks that cannot be read are no reason to keep what is there.
+        if let Err(error) = block
+            && !(self.options.force && matches!(error, DiskError::Media { .. }))
+        {
+            self.failed(lba, error);
+        }
+        if !self.head.take(lba, block) || self.options.force {
+            return;
+        }
+        let found = match self.head.contents() {
             Ok(found) => Contents::Loligo { cluster: found.cluster, osd: found.osd },
             Err(Contents::Empty) => return,
             Err(other) => other,
         };
-        if !self.options.force {
-            self.error = Some(MkfsError::InUse(found));
-        }
+        self.error.get_or_insert(MkfsError::InUse(found));
     }
 
     /// Queues what comes next when the step before is complete.
@@ -347,8 +280,10 @@ impl<D: BlockDevice> Mkfs<D> {
                 if self.zeroes.is_none() {
                     self.error = Some(MkfsError::Device { lba: 0, error: DiskError::Io { errno: 12 } });
                 }
-                Step::Zero
+                self.queue_erase();
+                Step::Erase
             }
+            Step::Erase => self.queue_flush(Step::Zero),
             Step::Zero => {
                 self.next = 0;
                 Step::Tables
@@ -372,13 +307,20 @@ impl<D: BlockDevice> Mkfs<D> {
         step
     }
 
+    /// From here on the device is no longer what it was.
+    fn queue_erase(&mut self) {
+        let blocks = self.zeroes.as_ref().map(|zeroes| zeroes.slice(0..2 * BLOCK));
+        self.queue.extend(blocks.map(|blocks| write_op(0, blocks, false)));
+    }
+
     /// Queues the next blocks of claims and anchors; false if there are none left.
     fn queue_tables(&mut self) -> bool {
         let plan = self.plan.expect("checked at the start");
+        let transfer = self.device.as_ref().map_or(1, |device| device.geometry().transfer_blocks_max.0);
         let mut any = false;
         while self.queue.len() < DEPTH as usize {
             if self.next < plan.chunks {
-                let count = (plan.chunks - self.next).min(16);
+                let count = (plan.chunks - self.next).min(transfer.min(16));
                 let Ok(mut blocks) = self.pool.alloc(count as usize * BLOCK) else { return true };
                 for (block, chunk) in blocks.chunks_exact_mut(BLOCK).zip(self.next..) {
                     encode_claim(block, &plan, chunk, None);
@@ -422,113 +364,5 @@ fn first_block(op: &DiskOp) -> u64 {
         | DiskOp::Discard { lba, .. }
         | DiskOp::WriteZeroes { lba, .. } => lba.0,
         DiskOp::Flush => 0,
-    }
-}
-
-/// A device that was recognised.
-#[derive(Debug)]
-pub struct Probed<D> {
-    /// The device.
-    pub device: D,
-    /// What mkfs decided about it.
-    pub superblock: Superblock,
-    /// Its chunk table, to be shared by all shards of the process.
-    pub chunks: Arc<ChunkTable>,
-}
-
-/// Reads superblock and chunk table. One probe serves all shards of a device.
-#[derive(Debug)]
-pub struct Probe<D> {
-    device: Option<D>,
-    pool: BufferPool,
-    superblock: Option<Superblock>,
-    claims: Vec<Claim>,
-    queue: VecDeque<DiskOp>,
-    done: Completions,
-    error: Option<ProbeError>,
-}
-
-impl<D: BlockDevice> Probe<D> {
-    /// Nothing happens before the first `poll`.
-    pub fn new(device: D, pool: BufferPool) -> Self {
-        let mut queue = VecDeque::new();
-        let blocks = FOREIGN_BLOCKS.min(device.geometry().blocks.0);
-        let buffer = pool.alloc(blocks as usize * BLOCK).ok().filter(|_| blocks > 0);
-        queue.extend(buffer.map(|buffer| DiskOp::Read { lba: Lba(0), buffer }));
-        let error = queue.is_empty().then_some(ProbeError::Contents(Contents::Empty));
-        let (done, claims) = (Completions::new(), Vec::new());
-        Self { device: Some(device), pool, superblock: None, claims, queue, done, error }
-    }
-
-    /// Goes on; the result comes once.
-    ///
-    /// # Panics
-    /// If it is called after the result.
-    pub fn poll(&mut self, _now: Instant) -> Option<Result<Probed<D>, ProbeError>> {
-        let device = self.device.as_mut().expect("a probe is not polled after its end");
-        device.poll(DEPTH, &mut self.done);
-        while let Some(completion) = self.done.pop_front() {
-            let DiskOp::Read { lba, buffer } = completion.op else { continue };
-            match completion.result {
-                Err(error) => self.error = Some(ProbeError::Device { lba: lba.0, error }),
-                Ok(()) => self.read(&buffer),
-            }
-        }
-        let device = self.device.as_mut().expect("still here");
-        while let Some(op) = self.queue.pop_front() {
-            if let Err(QueueFull(op)) = device.submit(op, Ticket(0)) {
-                self.queue.push_front(op);
-                break;
-            }
-        }
-        if device.in_flight() > 0 || !self.queue.is_empty() {
-            return None;
-        }
-        let device = self.device.take().expect("still here");
-        Some(match (self.error.take(), self.superblock) {
-            (None, Some(superblock)) => {
-                let chunks = Arc::new(ChunkTable::new(superblock, &self.claims));
-                Ok(Probed { device, superblock, chunks })
-            }
-            (error, _) => Err(error.unwrap_or(ProbeError::Contents(Contents::Damaged))),
-        })
-    }
-
-    fn read(&mut self, blocks: &Buffer) {
-        let Some(superblock) = self.superblock else {
-            match contents(blocks) {
-                Ok(superblock) => self.superblock = Some(superblock),
-                Err(contents) => self.error = Some(ProbeError::Contents(contents)),
-            }
-            self.check_size();
-            self.read_claims();
-            return;
-        };
-        for block in blocks.chunks_exact(BLOCK) {
-            self.claims.push(decode_claim(block, &superblock, self.claims.len() as u64));
-        }
-        self.read_claims();
-    }
-
-    fn check_size(&mut self) {
-        let blocks = self.device.as_ref().map_or(0, |device| device.geometry().blocks.0);
-        if let Some(superblock) = self.superblock.filter(|superblock| blocks < superblock.blocks) {
-            self.error = Some(ProbeError::Shrunk { blocks, formatted: superblock.blocks });
-        }
-    }
-
-    /// Claims are read one read behind the other: they are few, and it happens once per start.
-    fn read_claims(&mut self) {
-        let (Some(superblock), None) = (self.superblock, &self.error) else { return };
-        let from = self.claims.len() as u64;
-        let step = self.device.as_ref().map_or(1, |device| device.geometry().transfer_blocks_max.0.min(1024));
-        let count = (superblock.chunks - from).min(step);
-        if count == 0 {
-            return;
-        }
-        match self.pool.alloc(count as usize * BLOCK) {
-            Ok(buffer) => self.queue.push_back(DiskOp::Read { lba: Lba(superblock.claim_lba(from)), buffer }),
-            Err(_) => self.error = Some(ProbeError::Device { lba: from, error: DiskError::Io { errno: 12 } }),
-        }
     }
 }

@@ -239,6 +239,11 @@ impl<D: BlockDevice> Mount<D> {
             self.error = Some(MountError::Device { shard: self.shard.0, error });
             return;
         }
+        if fetched.result.is_err() && fetched.count > 1 {
+            // One of them is unreadable, which must not take the others with it.
+            let all = fetched.lba..fetched.lba + u64::from(fetched.count);
+            return all.for_each(|lba| fetch.read(lba, 1, fetched.tag));
+        }
         match self.phase {
             Phase::Anchors => {
                 let Ok(block) = &fetched.result else { return };

@@ -11,7 +11,7 @@ use super::io::{Purpose, read_error};
 use loligo_config::id::{ObjectId, ObjectVersion, PgId};
 use loligo_config::units::Lba;
 use loligo_reactor::dma::{Buffer, BufferPool};
-use loligo_reactor::env::{BlockDevice, Completion, DiskOp, Instant, Ticket};
+use loligo_reactor::env::{BlockDevice, Completion, DiskError, DiskOp, Instant, Ticket};
 use loligo_reactor::planted::{self, Bug};
 use slab::Slab;
 use std::collections::BTreeSet;
@@ -52,6 +52,8 @@ struct Read {
     /// Starts when every position of the log up to this one is written: it may need blocks of several.
     after: u64,
     groups: Vec<Group>,
+    /// Single blocks of groups that could not be read as a whole; their part numbers follow those of `groups`.
+    again: Vec<Group>,
     outstanding: usize,
     /// `None` while the only device read fills it.
     data: Option<Buffer>,
@@ -161,6 +163,7 @@ impl<D: BlockDevice> Store<D> {
             block,
             after,
             groups,
+            again: Vec::new(),
             outstanding,
             data,
             direct: whole,
@@ -218,14 +221,18 @@ impl<D: BlockDevice> Store<D> {
     }
 
     pub(super) fn read_completed(&mut self, number: u64, completion: Completion) {
-        let id = (number >> 16) as usize;
-        let read = &mut self.reads.active[id];
+        let (id, part) = ((number >> 16) as usize, (number & 0xffff) as usize);
         let DiskOp::Read { buffer, .. } = completion.op else { panic!("a read comes back as a read") };
-        let group = &read.groups[(number & 0xffff) as usize];
+        let unreadable = matches!(completion.result, Err(DiskError::Media { .. }));
+        let retried = unreadable && self.read_singly(id, part);
+        let read = &mut self.reads.active[id];
+        let group = read.groups.get(part).unwrap_or_else(|| &read.again[part - read.groups.len()]);
         let base = read.block;
         if let Err(error) = completion.result {
             let error = read_error(base + group.pieces[0].0, error);
-            read.error.get_or_insert(error);
+            if !retried {
+                read.error.get_or_insert(error);
+            }
         } else {
             for (at, from, count) in &group.pieces {
                 let (at, from, len) = (*at as usize, *from as usize * BLOCK, *count as usize);
@@ -256,6 +263,36 @@ impl<D: BlockDevice> Store<D> {
         if read.outstanding == 0 {
             self.end_read(id);
         }
+    }
+
+    /// Reads the blocks of a group again, one by one, since one of them is unreadable: it must not hide the others, least
+    /// of all if it is one that was only read along. False if there are not enough buffers, or it is one block.
+    fn read_singly(&mut self, id: usize, part: usize) -> bool {
+        let read = &mut self.reads.active[id];
+        let Some(group) = read.groups.get(part).filter(|group| group.blocks > 1) else { return false };
+        let blocks = group.pieces.iter().flat_map(|(at, from, count)| {
+            (0..*count).map(move |step| (at + step, group.lba + u64::from(from + step)))
+        });
+        let singles: Vec<_> =
+            blocks.map(|(at, lba)| Group { lba, blocks: 1, pieces: vec![(at, 0, 1)] }).collect();
+        let first = read.groups.len() + read.again.len();
+        let buffers: Result<Vec<_>, _> = singles.iter().map(|_| buffer(&self.pool, 1)).collect();
+        let Ok(buffers) = buffers else { return false };
+        if first + singles.len() > PARTS_MAX {
+            return false;
+        }
+        if read.direct {
+            let count = read.checksums.len() / 4;
+            let Ok(data) = buffer(&self.pool, count as u32) else { return false };
+            (read.data, read.direct) = (Some(data), false);
+        }
+        read.outstanding += singles.len();
+        for ((part, single), buffer) in (first as u64..).zip(&singles).zip(buffers) {
+            let ticket = Purpose::Read.ticket((id as u64) << 16 | part);
+            self.io.send(DiskOp::Read { lba: Lba(single.lba), buffer }, ticket);
+        }
+        read.again.extend(singles);
+        true
     }
 
     fn end_read(&mut self, id: usize) {

@@ -80,13 +80,16 @@ impl<D: BlockDevice> Mount<D> {
         }
     }
 
-    pub(super) fn add_owned_chunks(&mut self, alloc: &mut Allocator) {
+    pub(super) fn add_owned_chunks(&mut self, alloc: &mut Allocator, log: &LogStart) {
         self.chunks.owned_by(self.shard).for_each(|chunk| alloc.add_chunk(chunk));
-        // Chunks whose claim is unreadable and that the index refers to are taken back.
+        // Chunks whose claim is unreadable and that the index, the checkpoint or the log refers to are taken back.
         let runs = self.state.index.fragments().flat_map(|fragment| fragment.runs().map(|run| run.lba));
         let pages = self.checkpoint.as_ref().expect("loaded").pages();
         let pg_logs = self.state.pgs.values().flat_map(|pg| pg.page_lbas());
-        for lba in runs.chain(pages).chain(pg_logs) {
+        let segments = [log.current].into_iter().chain(log.upcoming.iter().copied());
+        let segments = segments.filter(|segment| segment.len > 0).map(|segment| segment.lba);
+        let records = log.blocks.iter().map(|(_, run)| run.lba);
+        for lba in runs.chain(pages).chain(pg_logs).chain(segments).chain(records) {
             if alloc.owns(lba) {
                 continue;
             }
@@ -100,7 +103,7 @@ impl<D: BlockDevice> Mount<D> {
 
     pub(super) fn rebuild(&mut self, log: &LogStart, replayed: &Replayed) -> Result<Allocator, MountError> {
         let mut alloc = Allocator::new(self.superblock);
-        self.add_owned_chunks(&mut alloc);
+        self.add_owned_chunks(&mut alloc, log);
         let pg_logs = self.state.pgs.values().flat_map(|pg| pg.page_lbas());
         for lba in self.checkpoint.as_ref().expect("loaded").pages().chain(pg_logs) {
             if !alloc.mark_used(Run { lba, count: 1 }) {
