@@ -37,7 +37,7 @@ fn script(harness: &mut Harness, until: u64) {
             5 => submit(harness, 1, What::Free(object(1), 121, 4)),
             8 => submit(harness, 0, What::Remove(object(0))),
             3 | 9 | 19 => harness.store().request_checkpoint(),
-            7 => harness.store().keep_map(loligo_config::id::Epoch(round), &[1; 9000]),
+            7 => harness.keep_map(loligo_config::id::Epoch(round)),
             _ => submit(harness, index, What::Result),
         }
         harness.read(pg(index), object(u64::from(round % 4)), 100, 60);
@@ -142,7 +142,7 @@ fn a_device_that_does_not_answer_fails_the_store_and_what_ends_late_counts_for_n
         harness.write(pg(0), object(1), 0, 4);
         harness.commit();
         harness.settle();
-        let committed = harness.committed;
+        let committed = harness.oracle.committed;
         harness.media.borrow_mut().hangs = true;
         if is_read {
             harness.read(pg(0), object(1), 0, 4);
@@ -159,7 +159,7 @@ fn a_device_that_does_not_answer_fails_the_store_and_what_ends_late_counts_for_n
         let writes = harness.media.borrow().writes;
         harness.media.borrow_mut().hangs = false;
         wait_for_device(&mut harness, Duration::from_secs(20));
-        assert_eq!(harness.committed, committed, "nothing is acknowledged");
+        assert_eq!(harness.oracle.committed, committed, "nothing is acknowledged");
         assert_eq!(harness.media.borrow().writes, writes, "nothing more is written");
         assert_eq!(harness.store().device().in_flight(), 0, "its buffers came back");
     }

@@ -1,6 +1,9 @@
 //! A store, its device, and an oracle that knows every legal state.
 
 use super::device::{Media, Rng, TestDevice};
+use super::images::Crash;
+pub use super::oracle::What;
+use super::oracle::{LOG_COMPARED, Logged, Oracle, PgModel, Seen, Step, map_bytes};
 use crate::store::Store;
 use crate::store::api::*;
 use crate::store::codec::{BLOCK, crc32c};
@@ -34,115 +37,105 @@ pub fn options(shards: u16) -> FormatOptions {
     }
 }
 
-/// Contents of every object of a PG, and its version.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PgModel {
-    pub exists: bool,
-    pub last: ObjectVersion,
-    pub meta: PgMeta,
-    pub objects: BTreeMap<ObjectId, (ObjectVersion, BTreeMap<u32, u64>)>,
-}
-
-pub type Model = BTreeMap<PgId, PgModel>;
-
-/// What a transaction does to the model.
-#[derive(Clone, Debug)]
-pub struct Step {
-    pub pg: PgId,
-    pub version: ObjectVersion,
-    pub op: OpId,
-    pub what: What,
-}
-
-#[derive(Clone, Debug)]
-pub enum What {
-    Write(ObjectId, u32, Vec<u64>),
-    Free(ObjectId, u32, u32),
-    Remove(ObjectId),
-    Result,
-    Meta(PgMeta),
-    RemovePg,
-}
-
-pub fn apply(model: &mut Model, step: &Step) {
-    let state = model.entry(step.pg).or_default();
-    match &step.what {
-        What::Write(object, block, stamps) => {
-            let entry = state.objects.entry(*object).or_default();
-            entry.0 = step.version;
-            entry.1.extend((*block..).zip(stamps.iter().copied()));
-        }
-        What::Free(object, block, count) => {
-            if let Some(entry) = state.objects.get_mut(object) {
-                entry.0 = step.version;
-                entry.1.retain(|at, _| *at < *block || *at >= block + count);
-            }
-        }
-        What::Remove(object) => {
-            state.objects.remove(object);
-        }
-        What::Result => (),
-        What::Meta(meta) => {
-            state.exists = true;
-            state.meta = *meta;
-            return;
-        }
-        What::RemovePg => {
-            *state = PgModel::default();
-            return;
-        }
-    }
-    state.last = step.version;
-}
-
 pub struct Harness {
     pub media: Rc<RefCell<Media>>,
     pub pool: BufferPool,
     pub store: Option<Store<TestDevice>>,
     pub rng: Rng,
     pub now: Instant,
-    /// Everything acked.
-    pub acked: Model,
-    /// Everything submitted.
-    pub current: Model,
-    /// Submitted and not acked, in order.
-    pub pending: VecDeque<(Ticket, Step)>,
+    pub oracle: Oracle,
     reads: BTreeMap<Ticket, (ObjectVersion, Vec<Option<u64>>)>,
+    /// The answer to the read that was not asked for with [`Harness::read`].
+    answer: Option<Result<ReadData, ReadError>>,
     next_ticket: u64,
     pub next_stamp: u64,
     pub shard: ShardId,
     pub events: VecDeque<StoreEvent>,
-    pub committed: u64,
+    /// Transactions that failed.
+    pub failed: Vec<Ticket>,
+    /// Every moment at which the power may fail and leave something new, when it is wanted.
+    pub moments: Option<Vec<Moment>>,
+    /// The device completes one operation at most per poll.
+    pub one_at_a_time: bool,
+    recorded: (u64, u64),
+}
+
+/// A moment at which the power may fail.
+#[derive(Debug)]
+pub struct Moment {
+    pub crash: Crash,
+    pub oracle: Oracle,
+    pub now: Instant,
+    pub next_ticket: u64,
+    pub next_stamp: u64,
 }
 
 impl Harness {
     pub fn new(blocks: u64, seed: u64) -> Self {
-        let media = Media::new(blocks, seed);
-        let mut harness = Self {
-            media,
-            pool: BufferPool::new(256 << 20),
-            store: None,
-            rng: Rng(seed ^ 0xabcd),
-            now: Instant(0),
-            acked: Model::new(),
-            current: Model::new(),
-            pending: VecDeque::new(),
-            reads: BTreeMap::new(),
-            next_ticket: 0,
-            next_stamp: 1,
-            shard: ShardId(0),
-            events: VecDeque::new(),
-            committed: 0,
-        };
+        let mut harness = Self::unformatted(Media::new(blocks, seed), BufferPool::new(256 << 20));
         harness.mkfs(options(1)).unwrap();
         harness.mount();
         harness
     }
 
+    /// A device that nothing is known of, with nothing mounted.
+    pub fn unformatted(media: Rc<RefCell<Media>>, pool: BufferPool) -> Self {
+        let rng = Rng(media.borrow().rng.0 ^ 0xabcd);
+        Self {
+            media,
+            pool,
+            store: None,
+            rng,
+            now: Instant(0),
+            oracle: Oracle::default(),
+            reads: BTreeMap::new(),
+            answer: None,
+            next_ticket: 0,
+            next_stamp: 1,
+            shard: ShardId(0),
+            events: VecDeque::new(),
+            failed: Vec::new(),
+            moments: None,
+            one_at_a_time: false,
+            recorded: (0, 0),
+        }
+    }
+
+    /// What is left after a power cut, nothing mounted: `media` holds one of the moment's images.
+    pub fn after(moment: &Moment, media: Rc<RefCell<Media>>, pool: &BufferPool) -> Self {
+        let harness = Self::unformatted(media, pool.clone());
+        let Moment { now, next_ticket, next_stamp, .. } = *moment;
+        Self { oracle: moment.oracle.clone(), now, next_ticket, next_stamp, ..harness }
+    }
+
+    fn let_through(&self) {
+        if self.one_at_a_time {
+            self.media.borrow_mut().gate = Some(1);
+        }
+    }
+
+    /// Notes the moment, if it is wanted and differs from the one before.
+    pub fn note_moment(&mut self) {
+        let Some(moments) = &mut self.moments else { return };
+        let media = self.media.borrow();
+        let acked = self.oracle.committed << 32 | self.oracle.pending.len() as u64;
+        if std::mem::replace(&mut self.recorded, (media.changes, acked)) != (media.changes, acked) {
+            moments.push(Moment {
+                crash: media.crash(),
+                oracle: self.oracle.clone(),
+                now: self.now,
+                next_ticket: self.next_ticket,
+                next_stamp: self.next_stamp,
+            });
+        }
+    }
+
     pub fn mkfs(&mut self, options: FormatOptions) -> Result<(), MkfsError> {
         let mut mkfs = Mkfs::new(TestDevice::new(&self.media), options, self.pool.clone());
         loop {
+            self.let_through();
             let progress = mkfs.poll(self.now);
+            self.note_moment();
             assert!(progress.written <= progress.total);
             if let Some(done) = progress.done {
                 return done.map(|_| assert!(progress.written > 0));
@@ -168,7 +161,10 @@ impl Harness {
         let mut mount = self.begin_mount();
         loop {
             self.now.0 += 1000;
-            if let Some(done) = mount.poll(self.now) {
+            self.let_through();
+            let done = mount.poll(self.now);
+            self.note_moment();
+            if let Some(done) = done {
                 let store = done?;
                 store.audit().unwrap();
                 self.store = Some(store);
@@ -186,11 +182,11 @@ impl Harness {
     }
 
     pub fn last(&self, pg: PgId) -> ObjectVersion {
-        self.current.get(&pg).map_or(ObjectVersion::NONE, |pg| pg.last)
+        self.oracle.current.get(&pg).map_or(ObjectVersion::NONE, |pg| pg.last)
     }
 
     pub fn exists(&self, pg: PgId) -> bool {
-        self.current.get(&pg).is_some_and(|pg| pg.exists)
+        self.oracle.current.contains_key(&pg)
     }
 
     fn data(&self, stamps: &[u64]) -> (SharedBuffer, SharedBuffer) {
@@ -226,14 +222,12 @@ impl Harness {
             true => OpId { session: SessionId(1 + version.sequence % 3), number: version.sequence },
             false => OpId::default(),
         };
-        let lowest_outstanding = version.sequence.saturating_sub(50);
-        let tx = Transaction { pg, version, previous, op, lowest_outstanding, snap_seq: 0, change };
+        let lowest = version.sequence.saturating_sub(50);
+        let tx = Transaction { pg, version, previous, op, lowest_outstanding: lowest, snap_seq: 0, change };
         let ticket = Ticket(self.next_ticket);
         self.store().submit(tx, ticket)?;
         self.next_ticket += 1;
-        let step = Step { pg, version, op, what };
-        apply(&mut self.current, &step);
-        self.pending.push_back((ticket, step));
+        self.oracle.submitted(ticket, Step { pg, version, op, lowest, what });
         Ok(())
     }
 
@@ -265,23 +259,35 @@ impl Harness {
 
     pub fn poll(&mut self) {
         self.now.0 += 50_000;
+        self.let_through();
         let (now, mut events) = (self.now, std::mem::take(&mut self.events));
         self.store().poll(now, &mut events);
         while let Some(event) = events.pop_front() {
             self.event(event);
         }
         self.events = events;
+        self.note_moment();
+    }
+
+    /// Keeps a map; its bytes follow from its epoch.
+    pub fn keep_map(&mut self, epoch: Epoch) {
+        self.store().keep_map(epoch, &map_bytes(epoch));
+        if self.oracle.maps.last().is_some_and(|newest| *newest < epoch) {
+            self.oracle.maps.push(epoch);
+        }
     }
 
     fn event(&mut self, event: StoreEvent) {
         match event {
             StoreEvent::Committed { ticket, .. } => {
-                let (expected, step) = self.pending.pop_front().expect("something was pending");
-                assert_eq!(ticket, expected, "commits come in order");
-                apply(&mut self.acked, &step);
-                self.committed += 1;
+                assert!(self.failed.is_empty(), "nothing is acked after the device has failed");
+                self.oracle.committed(ticket);
             }
-            StoreEvent::Failed { .. } => assert!(self.store().failed().is_some()),
+            StoreEvent::Failed { ticket, error } => {
+                assert_eq!(self.store().failed(), Some(error));
+                self.failed.push(ticket);
+            }
+            StoreEvent::Read { ticket: Ticket(u64::MAX), result, .. } => self.answer = Some(result),
             StoreEvent::Read { ticket, result, .. } => {
                 let (version, expected) = self.reads.remove(&ticket).expect("the read was asked for");
                 let Ok(data) = result else {
@@ -303,9 +309,13 @@ impl Harness {
         let mut quiet = 0;
         for _ in 0..200_000 {
             self.poll();
-            quiet =
-                if self.store().is_quiet() && !self.store().checkpoint.is_running() { quiet + 1 } else { 0 };
+            let store = self.store();
+            let rests = store.is_quiet() && !store.checkpoint.is_running() && !store.checkpoint.wanted;
+            quiet = if rests { quiet + 1 } else { 0 };
             if quiet > 3 {
+                if !self.store().checkpoint.map_dirty {
+                    self.oracle.map_durable();
+                }
                 return;
             }
         }
@@ -315,7 +325,7 @@ impl Harness {
     /// Polls until everything submitted is acked.
     pub fn commit(&mut self) {
         for _ in 0..100_000 {
-            if self.pending.is_empty() {
+            if self.oracle.pending.is_empty() {
                 return;
             }
             self.poll();
@@ -337,7 +347,8 @@ impl Harness {
 
     /// Begins a read and remembers what it must return.
     pub fn read(&mut self, pg: PgId, object: ObjectId, block: u32, count: u32) {
-        let known = self.current.get(&pg).and_then(|pg| pg.objects.get(&object)).cloned().unwrap_or_default();
+        let known =
+            self.oracle.current.get(&pg).and_then(|pg| pg.objects.get(&object)).cloned().unwrap_or_default();
         let expected = (block..block + count).map(|at| known.1.get(&at).copied()).collect();
         let ticket = Ticket(self.next_ticket);
         if self.store().read(object, pg, block, count, ticket).is_ok() {
@@ -352,6 +363,7 @@ impl Harness {
         drop(device);
         self.reads.clear();
         self.events.clear();
+        self.failed.clear();
     }
 
     pub fn power_cut(&mut self) {
@@ -359,100 +371,108 @@ impl Harness {
         self.media.borrow_mut().power_cut();
     }
 
-    /// After a mount: the state must be what some prefix of the pending transactions makes, and stays so.
+    /// After a mount: the state must be what some prefix of the pending transactions makes.
     pub fn verify(&mut self) {
-        let mut model = self.acked.clone();
-        let pending: Vec<_> = self.pending.drain(..).map(|(_, step)| step).collect();
-        let mut applied = 0;
-        if !self.matches(&model) {
-            for step in &pending {
-                apply(&mut model, step);
-                applied += 1;
-                if self.matches(&model) {
-                    break;
-                }
-            }
+        let ops = self.oracle.ops();
+        let seen = self.see(&ops);
+        if let Err(wrong) = self.oracle.resolve(&seen) {
+            panic!("{wrong}");
         }
-        assert!(
-            self.matches(&model),
-            "no prefix of what was pending gives this state\n{:?}\n{pending:?}",
-            self.store().pgs().collect::<Vec<_>>()
-        );
-        for step in pending.iter().take(applied).filter(|step| step.version.is_some()) {
-            // A PG removed later in the prefix knows nothing any more.
-            if self.store().pg(step.pg).is_some_and(|pg| pg.last >= step.version) {
-                let found = self.store().op_lookup(step.pg, step.op);
-                assert!(matches!(found, OpLookup::Applied(_) | OpLookup::Forgotten), "{found:?}");
-            }
-        }
-        self.acked = model.clone();
-        self.current = model;
-        self.verify_contents();
     }
 
-    fn matches(&self, model: &Model) -> bool {
-        let store = self.store.as_ref().expect("mounted");
-        let found: BTreeMap<_, _> = store.pgs().collect();
-        let known = model.iter().filter(|(_, pg)| pg.exists);
-        let expected: BTreeMap<_, _> = known.map(|(id, pg)| (*id, pg)).collect();
-        found.len() == expected.len()
-            && expected.iter().all(|(id, pg)| {
-                found.get(id).is_some_and(|status| status.last == pg.last && status.meta == pg.meta)
-            })
-    }
-
-    /// Reads everything and compares.
+    /// The state must be what everything submitted makes.
     pub fn verify_contents(&mut self) {
-        let objects: Vec<_> = self
-            .current
-            .iter()
-            .flat_map(|(pg, state)| {
-                state.objects.iter().map(|(id, (version, blocks))| (*pg, *id, *version, blocks.clone()))
-            })
-            .collect();
-        for (pg, id, version, blocks) in objects {
-            assert_eq!(self.store().object_version(id), version, "{id}");
-            let (first, last) = match (blocks.keys().next(), blocks.keys().next_back()) {
-                (Some(first), Some(last)) => (*first, *last),
-                _ => (0, 0),
-            };
-            for from in (first..=last).step_by(256) {
-                self.read(pg, id, from, 256.min(last + 1 - from));
-                while !self.reads.is_empty() {
-                    self.poll();
-                }
-            }
-        }
-        let model: BTreeMap<_, _> = self
-            .current
-            .iter()
-            .filter(|(_, pg)| pg.exists)
-            .map(|(id, pg)| {
-                let blocks: usize = pg.objects.values().map(|(_, blocks)| blocks.len()).sum();
-                (*id, (pg.objects.len() as u64, blocks as u64))
-            })
-            .collect();
-        let found: BTreeMap<_, _> =
-            self.store().pgs().map(|(id, pg)| (id, (pg.objects, pg.blocks))).collect();
-        assert_eq!(found, model);
-        self.check_entries();
+        assert!(self.oracle.pending.is_empty(), "everything is acked");
+        self.verify();
     }
 
-    /// The kept log of every PG is a chain that ends in its last version.
-    fn check_entries(&mut self) {
+    /// Reads everything there is, by way of what PGs call.
+    pub fn see(&mut self, ops: &[(PgId, OpId)]) -> Seen {
+        let mut seen = Seen::default();
         let pgs: Vec<_> = self.store().pgs().collect();
         for (id, status) in pgs {
-            assert!(!status.incomplete, "{id}");
-            let from = ObjectVersion { sequence: status.last.sequence.saturating_sub(30), ..status.last };
-            let from = if from.sequence == 0 { ObjectVersion::NONE } else { from };
-            let mut last = from;
-            for entry in self.store().entries_since(id, from).expect("the last 30 are kept") {
-                assert_eq!(entry.previous, last);
-                last = entry.version;
+            assert!(!status.incomplete, "{id} is incomplete");
+            let mut model = PgModel { last: status.last, meta: status.meta, ..PgModel::default() };
+            let objects: Vec<_> = self.store().objects(id, ObjectId::default()).collect();
+            for (object, version) in objects {
+                let blocks = self.see_object(id, object, version);
+                model.objects.insert(object, (version, blocks));
             }
-            assert_eq!(last, status.last);
+            let blocks: usize = model.objects.values().map(|(_, blocks)| blocks.len()).sum();
+            assert_eq!((status.objects, status.blocks), (model.objects.len() as u64, blocks as u64), "{id}");
+            model.log = self.see_log(id, status.last);
+            seen.model.insert(id, model);
         }
+        seen.lookups = ops.iter().map(|(pg, op)| (*pg, *op, self.store().op_lookup(*pg, *op))).collect();
+        if let Some((epoch, bytes)) = self.store().kept_map() {
+            assert_eq!(bytes, map_bytes(epoch), "the kept map is whole");
+            seen.map = epoch;
+        }
+        seen
     }
+
+    fn see_object(&mut self, pg: PgId, object: ObjectId, version: ObjectVersion) -> BTreeMap<u32, u64> {
+        let runs: Vec<_> = self.store().extents(object, 0, 8192).collect();
+        let mut blocks = BTreeMap::new();
+        let (Some(first), Some(last)) = (runs.first(), runs.last()) else { return blocks };
+        let (first, end) = (first.0, last.0 + last.1);
+        let stored = |at: u32| runs.iter().any(|(from, count)| (*from..from + count).contains(&at));
+        for from in (first..end).step_by(256) {
+            let count = 256.min(end - from);
+            let data = self.read_now(pg, object, from, count);
+            assert_eq!(data.version, version, "{object}");
+            let stamps = check_stamps(&data, count);
+            for (at, stamp) in (from..).zip(stamps) {
+                if stored(at) {
+                    blocks.insert(at, stamp);
+                } else {
+                    assert_eq!(stamp, 0, "block {at} of {object} was never written");
+                }
+            }
+        }
+        blocks
+    }
+
+    fn read_now(&mut self, pg: PgId, object: ObjectId, block: u32, count: u32) -> ReadData {
+        let ticket = Ticket(u64::MAX);
+        self.store().read(object, pg, block, count, ticket).expect("the store is idle");
+        for _ in 0..10_000 {
+            self.poll();
+            if let Some(result) = self.answer.take() {
+                return result.unwrap_or_else(|error| panic!("block {block} of {object}: {error}"));
+            }
+        }
+        panic!("a read was never answered");
+    }
+
+    /// The newest entries of a PG's log; they must be a chain that ends in its last version.
+    fn see_log(&mut self, id: PgId, last: ObjectVersion) -> VecDeque<Logged> {
+        let from = ObjectVersion { sequence: last.sequence.saturating_sub(LOG_COMPARED), ..last };
+        let from = if from.sequence == 0 { ObjectVersion::NONE } else { from };
+        let entries = self.store().entries_since(id, from).expect("the newest are kept");
+        let logged = entries.map(|entry| Logged {
+            version: entry.version,
+            previous: entry.previous,
+            op: entry.op,
+            kind: entry.kind,
+            range: (entry.object, entry.block, entry.count),
+        });
+        logged.collect()
+    }
+}
+
+/// The stamp of every block, after checking that each is whole and has the checksum that came with it.
+fn check_stamps(data: &ReadData, count: u32) -> Vec<u64> {
+    let Some(bytes) = &data.data else { return vec![0; count as usize] };
+    assert_eq!(bytes.len(), count as usize * BLOCK);
+    let sums = data.checksums.as_ref().expect("data has checksums");
+    let blocks = bytes.chunks_exact(BLOCK).zip(sums.chunks_exact(4));
+    let stamp = |(block, sum): (&[u8], &[u8])| {
+        assert!(block.chunks_exact(8).all(|word| word == &block[..8]), "a block of one write");
+        assert_eq!(crc32c(block).to_le_bytes(), sum);
+        u64::from_le_bytes(block[..8].try_into().expect("eight bytes"))
+    };
+    blocks.map(stamp).collect()
 }
 
 fn check_blocks(data: &ReadData, expected: &[Option<u64>]) {

@@ -1,10 +1,12 @@
 //! mkfs and probe: what they refuse, and how they say it.
 
-use super::harness::{Harness, options};
+use super::device::Rng;
+use super::harness::{Harness, options, pg};
+use super::oracle::Oracle;
 use crate::store::codec::BLOCK;
 use crate::store::format::{Contents, FormatOptions, MkfsError, ProbeError};
 use crate::store::layout::Superblock;
-use loligo_config::id::{ClusterId, OsdId};
+use loligo_config::id::{ClusterId, DeviceId, OsdId};
 
 fn harness() -> Harness {
     let mut harness = Harness::new(3000, 9);
@@ -89,4 +91,51 @@ fn an_interrupted_mkfs_leaves_no_usable_device() {
         }
     }
     panic!("a mkfs takes fewer operations");
+}
+
+/// Of each crash point at most so many images are tried.
+const IMAGES: usize = 24;
+
+#[test]
+fn a_crash_in_mkfs_leaves_the_old_device_or_the_new_one_or_none() {
+    let mut counts = [0u64; 3];
+    for write_fully in [false, true] {
+        let mut harness = Harness::new(1560, 9);
+        harness.media.borrow_mut().chaos = false;
+        for index in 0..2 {
+            harness.make_pg(pg(index));
+            harness.write(pg(index), super::harness::object(u64::from(index)), 0, 9);
+        }
+        harness.commit();
+        harness.checkpoint();
+        harness.write(pg(0), super::harness::object(0), 3, 2);
+        harness.commit();
+        harness.stop();
+        harness.media.borrow_mut().settle(true);
+        (harness.moments, harness.one_at_a_time) = (Some(Vec::new()), true);
+        let new = DeviceId(uuid::Uuid::from_u128(77));
+        harness.mkfs(FormatOptions { force: true, write_fully, device: new, ..options(1) }).unwrap();
+        for moment in harness.moments.take().unwrap() {
+            for image in moment.crash.images(IMAGES, &mut Rng(1)) {
+                let mut after = Harness::after(&moment, moment.crash.media(&image), &harness.pool);
+                match after.probe() {
+                    // What is said is what a person can act upon.
+                    Err(ProbeError::Contents(Contents::Empty | Contents::Damaged | Contents::Unknown)) => {
+                        counts[0] += 1
+                    }
+                    Err(other) => panic!("{other}: {}", moment.crash.describe(&image)),
+                    Ok(found) => {
+                        let is_new = found.superblock.device == new;
+                        counts[1 + usize::from(is_new)] += 1;
+                        if is_new {
+                            after.oracle = Oracle::default();
+                        }
+                        after.mount();
+                        after.verify();
+                    }
+                }
+            }
+        }
+    }
+    assert!(counts.iter().all(|count| *count > 5), "refused, old, new: {counts:?}");
 }

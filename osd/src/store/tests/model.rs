@@ -64,7 +64,7 @@ impl Run {
             }
             66 if harness.rng.chance(3) => {
                 let epoch = Epoch(harness.next_stamp as u32);
-                harness.store().keep_map(epoch, &[7; 5000]);
+                harness.keep_map(epoch);
                 Ok(())
             }
             67 if harness.rng.chance(2) => {
@@ -125,7 +125,10 @@ fn run(seeds: std::ops::Range<u64>, blocks: u64, steps: u64, cache: WriteCache) 
         let mut run = Run::new(blocks, seed);
         run.harness.stop();
         run.harness.media.borrow_mut().power_cut();
-        run.harness.media.borrow_mut().geometry.write_cache = cache;
+        {
+            let geometry = &mut run.harness.media.borrow_mut().geometry;
+            (geometry.write_cache, geometry.discards) = (cache, seed % 2 == 1);
+        }
         run.harness.mount();
         for _ in 0..steps {
             run.step();
@@ -136,7 +139,7 @@ fn run(seeds: std::ops::Range<u64>, blocks: u64, steps: u64, cache: WriteCache) 
         run.harness.verify_contents();
         crashes += run.crashes;
         full += run.full;
-        committed += run.harness.committed;
+        committed += run.harness.oracle.committed;
     }
     println!("crashes={crashes} full={full} committed={committed}");
     (crashes, full, committed)

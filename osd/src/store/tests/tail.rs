@@ -1,6 +1,7 @@
 //! The tail rule, case by case, and what survives a restart.
 
 use super::harness::{Harness, What, object, pg};
+use super::oracle::PgModel;
 use crate::store::api::{OpLookup, ReadError, StoreEvent};
 use crate::store::codec::BLOCK;
 use loligo_config::id::{Epoch, ObjectVersion, OpId, SessionId};
@@ -110,9 +111,8 @@ fn what_was_cut_stays_cut_for_ever() {
         rot(&harness, lba);
         harness.mount();
         // The oracle starts again from what is there: nothing of the three.
-        harness.acked.values_mut().chain(harness.current.values_mut()).for_each(|pg| {
-            pg.last = ObjectVersion::NONE;
-            pg.objects.clear();
+        harness.oracle.acked.values_mut().chain(harness.oracle.current.values_mut()).for_each(|pg| {
+            *pg = PgModel { meta: pg.meta, ..PgModel::default() };
         });
         for _ in 0..crashes {
             restart(&mut harness);
@@ -328,7 +328,7 @@ fn one_poll_is_one_device_write_whatever_number_of_pgs() {
 fn a_transaction_that_does_not_follow_is_refused() {
     let mut harness = harness();
     write_alone(&mut harness, 0, 0);
-    harness.current.get_mut(&pg(0)).unwrap().last = version(7);
+    harness.oracle.current.get_mut(&pg(0)).unwrap().last = version(7);
     let result = harness.submit(pg(0), What::Result);
     assert_eq!(result, Err(crate::store::api::SubmitError::NotNext { last: version(1) }));
     let result = harness.submit(pg(9), What::Result);
