@@ -154,7 +154,7 @@ impl Admin {
         while let Some(event) = self.process.client.next_event() {
             activity = Activity::Busy;
             match event {
-                ClientEvent::Command { ticket, result } => self.commanded(ticket, result)?,
+                ClientEvent::Command { ticket, result } => self.commanded(work, now, ticket, result)?,
                 ClientEvent::Admin { ticket, result } => self.administered(work, ticket, result)?,
                 _ => {}
             }
@@ -214,15 +214,29 @@ impl Admin {
         }
     }
 
-    fn commanded(&mut self, ticket: Ticket, result: Result<Value, CommandError>) -> Result<(), Failure> {
+    fn commanded(
+        &mut self,
+        work: &mut Work,
+        now: u64,
+        ticket: Ticket,
+        result: Result<Value, CommandError>,
+    ) -> Result<(), Failure> {
         let step = self.take_running(ticket)?;
         self.trace.note(Level::Ops, || {
             format!("admin ends {step:?}: {}", if result.is_ok() { "done" } else { "failed" })
         });
         match result {
-            Ok(_) => self.done += 1,
+            Ok(_) => {
+                self.done += 1;
+                if let Step::Command(request) = &step
+                    && request["prefix"] == "blocklist add"
+                    && let Some(session) = request["session"].as_u64()
+                {
+                    work.fence(now, SessionId(session));
+                }
+            }
             // The answer was lost, or the state of the cluster explains the refusal.
-            Err(CommandError::MaybeApplied | CommandError::Refused { code: -95 | -2 | -17, .. })
+            Err(CommandError::MaybeApplied | CommandError::Refused { code: -95 | -2 | -17 | -110, .. })
                 if self.lenient =>
             {
                 self.queue.clear();

@@ -337,7 +337,7 @@ impl Session {
             let Opened::Yes(handle) = images[request.image] else { continue };
             let Some(io) = io_of(work, &request, &process.pool) else { continue };
             if process.client.submit(handle, io, Ticket(at as u64)).is_ok() {
-                work.begin(now, name, &request);
+                work.begin(now, name, process.client.session(), &request);
                 self.slots[at].request = Some(request);
                 busy = true;
             } else {

@@ -9,7 +9,8 @@ use crate::check::{History, Outcome, Violation};
 use crate::random::Random;
 use crate::stamp::{self, Stamp};
 use loligo_client::{IoDone, IoError};
-use std::collections::VecDeque;
+use loligo_config::id::SessionId;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 const SECTOR: u64 = 512;
 const BLOCK: u64 = 4096;
@@ -73,6 +74,13 @@ pub enum Kind {
     Extents,
 }
 
+impl Kind {
+    /// Whether it changes what reads see.
+    pub fn writes(self) -> bool {
+        matches!(self, Self::Write | Self::Discard | Self::WriteZeroes)
+    }
+}
+
 /// A request to an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
@@ -108,6 +116,8 @@ pub struct WorkStats {
     pub refused: u64,
     /// Requests whose client died.
     pub abandoned: u64,
+    /// Writes of unknown fate whose session was fenced.
+    pub fenced: u64,
 }
 
 /// The load of all clients, and the history that it makes.
@@ -124,6 +134,10 @@ pub struct Work {
     pub mode: Mode,
     scan: VecDeque<(usize, u64, u64)>,
     last_op: u64,
+    /// Writes that may still take effect, by the session that sent them.
+    open: BTreeMap<SessionId, BTreeSet<u64>>,
+    /// Requests whose session was fenced: what their client hears of them says nothing any more.
+    fenced: BTreeSet<u64>,
     stats: WorkStats,
 }
 
@@ -172,6 +186,8 @@ impl Work {
             mode: Mode::Drain,
             scan: VecDeque::new(),
             last_op: 0,
+            open: BTreeMap::new(),
+            fenced: BTreeSet::new(),
             stats: WorkStats::default(),
         }
     }
@@ -194,6 +210,18 @@ impl Work {
     /// From now on nothing of what happened before can take effect any more.
     pub fn settle(&mut self, now: u64) {
         self.history.settle(now);
+        self.open.clear();
+    }
+
+    /// The mon has said that every OSD goes by the fence of this session: nothing of it takes effect any more.
+    pub fn fence(&mut self, now: u64, session: SessionId) {
+        let ops = self.open.remove(&session).unwrap_or_default();
+        self.stats.fenced += ops.len() as u64;
+        for op in ops {
+            self.history.abandon(now, op);
+            self.history.bound(now, op);
+            self.fenced.insert(op);
+        }
     }
 
     /// Everything is to be read.
@@ -285,9 +313,12 @@ impl Work {
     }
 
     /// A request was taken by its client.
-    pub fn begin(&mut self, now: u64, who: &str, request: &Request) {
+    pub fn begin(&mut self, now: u64, who: &str, session: Option<SessionId>, request: &Request) {
         self.trace.mix(request.op);
         self.trace.note(Level::Ops, || format!("{who} begins {}", describe(request)));
+        if let Some(session) = session.filter(|_| request.kind.writes()) {
+            self.open.entry(session).or_default().insert(request.op);
+        }
         for (register, _) in registers(request.image, request.offset, request.len) {
             match request.kind {
                 Kind::Read => self.history.begin_read(now, request.op, register),
@@ -306,7 +337,8 @@ impl Work {
     pub fn abandon(&mut self, now: u64, request: &Request) {
         self.stats.abandoned += 1;
         self.trace.note(Level::Ops, || format!("nobody waits for {} any more", describe(request)));
-        if !matches!(request.kind, Kind::Flush | Kind::Extents) {
+        let ends = !self.fenced.remove(&request.op);
+        if ends && !matches!(request.kind, Kind::Flush | Kind::Extents) {
             self.history.abandon(now, request.op);
         }
     }
@@ -327,15 +359,17 @@ impl Work {
             let how = result.as_ref().err().map_or_else(String::new, |error| format!(": {error}"));
             format!("{who} ends {}{how}", describe(request))
         });
+        if self.fenced.remove(&request.op) {
+            self.stats.refused += 1;
+            return Ok(());
+        }
         match result {
             Ok(done) => {
                 self.stats.done += 1;
                 match request.kind {
                     Kind::Read => self.check_read(now, request, &done),
-                    Kind::Write | Kind::Discard | Kind::WriteZeroes => {
-                        Ok(self.history.end_write(now, request.op, Outcome::Acked)?)
-                    }
-                    Kind::Flush | Kind::Extents => Ok(()),
+                    kind if kind.writes() => self.end_write(now, request, Outcome::Acked),
+                    _ => Ok(()),
                 }
             }
             Err(error) => self.failed(now, who, request, error),
@@ -383,10 +417,19 @@ impl Work {
                 let definite = matches!(error, IoError::NoSpace | IoError::Timeout);
                 let outcome =
                     if definite && self.is_one_piece(request) { Outcome::Refused } else { Outcome::Maybe };
-                self.history.end_write(now, request.op, outcome)?;
+                self.end_write(now, request, outcome)?;
             }
         }
         Ok(())
+    }
+
+    fn end_write(&mut self, now: u64, request: &Request, outcome: Outcome) -> Result<(), Failure> {
+        if outcome != Outcome::Maybe {
+            self.open.values_mut().for_each(|ops| {
+                ops.remove(&request.op);
+            });
+        }
+        Ok(self.history.end_write(now, request.op, outcome)?)
     }
 
     /// Whether the client sends it as one operation, so that an error is one for all of it.
