@@ -20,6 +20,11 @@ use std::time::Duration;
 const RETRY_FIRST: Duration = Duration::from_millis(5);
 /// Short enough that a restarted OSD is found well within the failover goal of DESIGN section 10.
 const RETRY_MAX: Duration = Duration::from_millis(250);
+/// How soon an op is offered again to a transport whose send queue was full, unless an answer comes before: every offer
+/// encodes the op and its checksums anew. Guessed: the time of some hundred KiB at 1 GB/s, and little CPU on a link on
+/// which nothing moves.
+const FULL_RETRY_FIRST: Duration = Duration::from_micros(250);
+const FULL_RETRY_MAX: Duration = Duration::from_millis(20);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LinkState {
@@ -38,6 +43,8 @@ pub(super) struct Link {
     attempts: u32,
     /// Ops wait for it.
     pub(super) wanted: bool,
+    /// The transport takes no more; it is tried again then. With the number of tries so far.
+    full: Option<(Instant, u32)>,
     /// Where and to which start of the OSD it leads.
     place: Option<(SocketAddr, Incarnation)>,
 }
@@ -45,7 +52,7 @@ pub(super) struct Link {
 impl Link {
     pub(super) fn new(osd: OsdId, core: CoreId) -> Self {
         let state = LinkState::Idle { retry_at: Instant(0) };
-        Self { osd, core, state, attempts: 0, wanted: false, place: None }
+        Self { osd, core, state, attempts: 0, wanted: false, full: None, place: None }
     }
 
     /// Where the map says that the OSD's core is reached; `None` when it is not up or has no such core.
@@ -74,7 +81,7 @@ impl Link {
         let LinkState::Connecting { connection } = self.state else { return };
         let credits = credits.clamp(1, CONNECTION_OPS_MAX);
         self.state = LinkState::Up { connection, credits, in_flight: 0 };
-        self.wanted = false;
+        (self.wanted, self.full) = (false, None);
     }
 
     /// A reply came that makes sense: what went wrong before is over.
@@ -101,8 +108,24 @@ impl Link {
         }
     }
 
+    /// The transport's send queue is full.
+    pub(super) fn full(&mut self, now: Instant) {
+        let tries = self.full.map_or(0, |(_, tries)| tries);
+        let wait = backoff(FULL_RETRY_FIRST, tries, FULL_RETRY_MAX);
+        self.full = Some((now.after(wait), tries.saturating_add(1)));
+    }
+
+    /// When to try again because the send queue was full.
+    pub(super) fn full_until(&self) -> Option<Instant> {
+        let (until, _) = self.full.filter(|_| matches!(self.state, LinkState::Up { .. }))?;
+        Some(until)
+    }
+
     /// The connection, when it is up and one more op may be sent over it.
-    pub(super) fn ready(&self) -> Option<ConnectionId> {
+    pub(super) fn ready(&self, now: Instant) -> Option<ConnectionId> {
+        if self.full.is_some_and(|(until, _)| until > now) {
+            return None;
+        }
         match self.state {
             LinkState::Up { connection, credits, in_flight } if in_flight < credits => Some(connection),
             _ => None,
@@ -124,6 +147,8 @@ impl Link {
         if let LinkState::Up { in_flight, .. } = &mut self.state {
             assert!(*in_flight > 0, "a credit is returned once");
             *in_flight -= 1;
+            // Something was taken off the queue.
+            self.full = None;
         }
     }
 

@@ -296,9 +296,10 @@ impl<O: Copy> Objecter<O> {
             LinkState::Idle { retry_at } => later(retry_at),
             _ => None,
         });
+        let full = self.links.iter().filter_map(Link::full_until).filter_map(later);
         let ops = self.deadlines.first().map(|(at, _)| *at);
         let watches = self.watches.values().filter_map(Watch::deadline).filter_map(later);
-        pauses.chain(watches).chain(links).chain(self.mon.deadline()).chain(ops).min()
+        pauses.chain(watches).chain(links).chain(full).chain(self.mon.deadline()).chain(ops).min()
     }
 
     /// Whether a timer ran out after `before`. Earlier ones have had their turn: what they wait for now is an event.
@@ -310,9 +311,10 @@ impl<O: Copy> Objecter<O> {
             .links
             .iter()
             .any(|link| link.wanted && matches!(link.state, LinkState::Idle { retry_at } if due(retry_at)));
+        let full = self.links.iter().filter_map(Link::full_until).any(due);
         let ops = self.deadlines.first().is_some_and(|(at, _)| *at <= self.now);
         let watches = self.watches.values().filter_map(Watch::deadline).any(due);
-        pauses || links || ops || watches || self.mon.deadline().is_some_and(due)
+        pauses || links || full || ops || watches || self.mon.deadline().is_some_and(due)
     }
 
     fn epoch(&self) -> Epoch {
@@ -478,10 +480,7 @@ impl<O: Copy> Objecter<O> {
             let Some((link, connection)) = self.link_to(target.osd, core, map, wire) else { return };
             match self.send(session, pg, slot, connection, wire) {
                 Ok(()) => self.mark_sent(pg, slot, link),
-                Err(Refused::Full) => {
-                    self.dirty = true;
-                    return;
-                }
+                Err(Refused::Full) => return self.links[link].full(self.now),
                 Err(Refused::Closed) => return,
             }
         }
@@ -506,7 +505,7 @@ impl<O: Copy> Objecter<O> {
             link.connecting(connection);
             self.links_by_connection.insert(connection, index);
         }
-        link.ready().map(|connection| (index, connection))
+        link.ready(self.now).map(|connection| (index, connection))
     }
 
     fn send<W: Wire>(

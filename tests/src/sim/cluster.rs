@@ -25,6 +25,8 @@ use std::net::SocketAddr;
 const POLLS_MAX: u32 = 16;
 /// Wake-ups of one process in a row that lead to nothing, before it counts as spinning.
 const SPINS_MAX: u32 = 2000;
+/// Wake-ups of one process in a row that do not end in peace, before it counts as spinning.
+const RESTLESS_MAX: u32 = 5000;
 /// How soon an OSD or a mon that ended by itself is started again, at most.
 const RESTART_MAX: u64 = 2 * SECOND;
 
@@ -51,6 +53,8 @@ struct Node {
     /// Its last wake-up, and how many in a row came soon after another and led to nothing.
     woken: u64,
     spins: u32,
+    /// Wake-ups in a row after which it was still busy.
+    restless: u32,
     /// What a wake-up takes, and until when, if it is slow.
     slow: (u64, u64),
 }
@@ -174,6 +178,7 @@ impl Cluster {
                 busy_until: 0,
                 woken: 0,
                 spins: 0,
+                restless: 0,
                 slow: (0, 0),
             });
         }
@@ -270,6 +275,11 @@ impl Cluster {
         let takes = MICROSECOND + self.random.below(most);
         self.nodes[node as usize].busy_until = now + takes;
         self.spread_wakeups();
+        let entry = &mut self.nodes[node as usize];
+        entry.restless = if idle { 0 } else { entry.restless + 1 };
+        if entry.restless > RESTLESS_MAX {
+            return Err(Failure::new(format!("{machine} (core {core}) spins: it is busy without end")));
+        }
         if !idle {
             self.wake(node, now);
         } else if let Some(at) = self.next_wake(node) {

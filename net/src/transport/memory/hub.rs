@@ -370,6 +370,12 @@ impl Hub {
                 let verdict = admit(&frame, half.trusted);
                 let peer = half.peer;
                 if let Some(sender) = self.halves.get_mut(&peer) {
+                    // Room in a full send queue wakes its owner, as a socket that can be written to does.
+                    if sender.unread >= self.send_queue_max
+                        && let Some(wakeups) = &mut self.wakeups
+                    {
+                        wakeups.push((sender.owner, self.now));
+                    }
                     sender.unread = sender.unread.saturating_sub(1);
                 }
                 match verdict {
