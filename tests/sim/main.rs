@@ -24,6 +24,22 @@ fn an_osd_without_pgs_parks() {
     passes(1);
 }
 
+/// A client offered the same op to a full send queue in every poll, and time stood still.
+#[test]
+fn a_full_send_queue_is_left_alone_for_a_while() {
+    catch_panics();
+    passes(1002);
+    passes(1012);
+}
+
+/// A watch that was given up after the client's time limit was never armed again, so a new size was never seen.
+#[test]
+fn an_image_that_grows_in_an_outage_is_seen_to_have_grown() {
+    catch_panics();
+    passes(20_001);
+    passes(20_041);
+}
+
 #[test]
 fn the_same_seed_is_the_same_run() {
     catch_panics();

@@ -403,7 +403,7 @@ impl Core {
 
     fn refreshed(&mut self, image: u64, result: Result<Option<(ImageHeader, ObjectVersion)>, ImageError>) {
         let Some(open) = self.images.get_mut(&image) else { return };
-        let again = std::mem::replace(&mut open.refresh, Refresh::Current) == Refresh::Again;
+        let mut again = std::mem::replace(&mut open.refresh, Refresh::Current) == Refresh::Again;
         let handle = ImageHandle(image);
         match result {
             Ok(Some((header, version))) if header.state == ImageState::Ready => {
@@ -421,6 +421,8 @@ impl Core {
                 self.events.push_back(ClientEvent::Removed { image: handle });
             }
             Ok(_) => {}
+            // Out of time: nobody would tell again what was told already.
+            Err(ImageError::Io(IoError::Timeout | IoError::MaybeApplied)) => again = true,
             // The old header stays in use; the next notice or reconnection brings another try.
             Err(error) => tracing::warn!(%error, "an open image's header cannot be read again"),
         }

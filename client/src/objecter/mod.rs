@@ -324,7 +324,9 @@ impl<O: Copy> Objecter<O> {
     fn submit_from(&mut self, now: Instant, request: ObjectOp, origin: Origin<O>) {
         self.now = self.now.max(now);
         let timing = OpTiming { submitted: now, ..OpTiming::default() };
-        let deadline = self.settings.op_timeout.map(|limit| now.after(limit));
+        // The objecter's own ops go on until they are done: a watch that was given up would never be armed again.
+        let limit = self.settings.op_timeout.filter(|_| matches!(origin, Origin::User(_)));
+        let deadline = limit.map(|limit| now.after(limit));
         let slot = self.ops.insert(Op {
             origin,
             request,

@@ -602,6 +602,23 @@ fn watches_are_armed_again_after_a_lost_connection_and_a_new_interval() {
     assert_eq!(bench.objecter.next_notice(), None);
 }
 
+/// Simulation, seeds 20001 and 20041: an image that grew during an outage kept its old size at those who had it open.
+#[test]
+fn a_watch_that_takes_longer_than_the_time_limit_is_armed_all_the_same() {
+    let mut bench = Bench::with(1, 1, Some(Duration::from_millis(100)));
+    bench.settle();
+    let watch = bench.objecter.watch(object(0));
+    let op = bench.take_ops().remove(0);
+    bench.wait(300);
+    bench.poll();
+    bench.answer(&op.0);
+    bench.settle();
+    assert_eq!(bench.objecter.next_notice().map(|notice| notice.watch), Some(watch));
+    bench.write(1, 0, 0, 1);
+    bench.settle();
+    assert_eq!(bench.objecter.next_notice().map(|notice| notice.watch), Some(watch), "a change is told");
+}
+
 #[test]
 fn an_osd_that_cannot_be_reached_is_tried_again_with_growing_pauses() {
     let mut bench = Bench::warm(1, 1);
