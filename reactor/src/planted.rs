@@ -79,8 +79,6 @@ bugs! {
     GapUnchecked,
     /// A member answers a peering query before its promise is stored.
     PromiseNotStored,
-    /// A member answers a peering query while its own writes are on their way to the disk.
-    AnswerBeforeDrained,
     /// The primary chooses the shortest history.
     ShortestChosen,
     /// The members do not agree on the tail before they serve.

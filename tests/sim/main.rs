@@ -59,3 +59,24 @@ fn a_few_fresh_seeds_pass() {
         passes(seed);
     }
 }
+
+/// A few of the bugs of `cargo sim --mutants`.
+#[cfg(feature = "planted")]
+#[test]
+fn planted_bugs_are_noticed() {
+    use loligo_reactor::planted::Bug;
+    use loligo_tests::sim::mutants::hunt;
+    catch_panics();
+    let bugs = [
+        Bug::AckBeforeSecondCopy,
+        Bug::DiscardTakesNeighbour,
+        Bug::PieceShifted,
+        Bug::CommitBeforeDurable,
+        Bug::MapNotDurable,
+        Bug::ExtentTailMisplaced,
+    ];
+    for bug in bugs {
+        let fate = hunt(bug, 1, 12);
+        assert!(fate.killed_by.is_some(), "no check notices {bug:?} in {} seeds", fate.seeds);
+    }
+}

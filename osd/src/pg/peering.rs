@@ -178,7 +178,7 @@ impl Pg {
             return;
         }
         let status = cx.store.status(self.id).unwrap_or_default();
-        if status.last != status.durable && !planted::active(Bug::AnswerBeforeDrained) {
+        if status.last != status.durable {
             return;
         }
         self.member.answer_due = false;

@@ -355,6 +355,35 @@ fn a_replica_refuses_an_interval_older_than_its_promise() {
 }
 
 #[test]
+fn a_write_with_a_hole_before_it_is_refused_and_that_is_no_copy() {
+    let mut cluster = active();
+    for number in [1, 2] {
+        let data = [number as u8; 4096];
+        cluster.submit(0, write(1, number, object(0), (number as u32 - 1) * BLOCK, BLOCK), Some(&data));
+    }
+    let sent: Vec<_> = cluster.channels.get_mut(&(0, 1)).unwrap().drain(..).collect();
+    let [first, second] = <[_; 2]>::try_from(sent).unwrap();
+    let before = cluster.nodes[1].store.writes().count();
+    let arrived = cluster.now;
+    let from = loligo_config::id::OsdId(0);
+    cluster.step(1, PgEvent::Peer { from, message: second.0, payload: second.1, arrived });
+    let ack = cluster.channels[&(1, 0)].back().unwrap().0;
+    assert!(matches!(ack, Message::RepAck(ack) if ack.status == RepStatus::Gap), "{ack:?}");
+    assert_eq!(cluster.nodes[1].store.writes().count(), before, "nothing of it is stored");
+    cluster.step(1, PgEvent::Peer { from, message: first.0, payload: first.1, arrived });
+    while cluster.deliver(0, 2) {}
+    for node in [0, 1, 2] {
+        while cluster.commit(node) {}
+    }
+    while cluster.deliver(1, 0) || cluster.deliver(2, 0) {}
+    let answered: Vec<_> = cluster.replies.drain(..).map(|(_, reply, ..)| reply.op.number).collect();
+    assert_eq!(answered, [1], "the second one is not on every member");
+    cluster.settle();
+    assert!(is_done(&cluster.replies.pop_front().unwrap().1));
+    cluster.assert_members_equal();
+}
+
+#[test]
 fn a_failed_device_ends_service_for_good() {
     let mut cluster = active();
     cluster.submit(0, write(1, 1, object(0), 0, BLOCK), Some(&[1; 4096]));
