@@ -3,7 +3,7 @@
 //! Reading order: [`process`] (real daemons as children), [`nbd`] (a small NBD client, written apart from the
 //! server), [`stamp`] (blocks that name the write that made them), [`check`] (whether what was read is legal),
 //! [`workload`] (the checking client), [`cycles`] (kill, restart, check, again), [`sim`] (the whole cluster in one
-//! deterministic simulation).
+//! deterministic simulation), [`fuzz`] (bytes from strangers).
 //!
 //! This package runs real processes, so it uses the real clock and sleeps; `sim` does not.
 #![forbid(unsafe_code)]
@@ -11,6 +11,7 @@
 
 pub mod check;
 pub mod cycles;
+pub mod fuzz;
 pub mod nbd;
 pub mod process;
 pub use loligo_reactor::random;

@@ -294,19 +294,21 @@ impl Cluster {
         Ok("pool/image".into())
     }
 
-    /// An NBD server for images on a Unix socket, once it answers.
+    /// An NBD server for images on a Unix socket and a TCP port, once it answers.
     pub fn serve_nbd(&self, images: &[&str]) -> Result<NbdServer> {
         let socket = self.folder.path().join(format!("nbd-{}.sock", free_port()?));
         let path = socket.display().to_string();
         let mut arguments: Vec<String> = vec!["nbd".into()];
         arguments.extend(images.iter().map(|image| image.to_string()));
-        arguments.extend(["--socket".into(), path, "--mon".into(), self.mon_address.clone()]);
+        let address = format!("127.0.0.1:{}", free_port()?);
+        arguments.extend(["--socket".into(), path, "--listen".into(), address.clone()]);
+        arguments.extend(["--mon".into(), self.mon_address.clone()]);
         let mut daemon = Daemon::start("nbd", self.folder.path(), &arguments)?;
         wait_for("the NBD server", Duration::from_secs(30), || {
             daemon.check()?;
             Ok(std::os::unix::net::UnixStream::connect(&socket).is_ok())
         })?;
-        Ok(NbdServer { daemon, socket })
+        Ok(NbdServer { daemon, socket, address })
     }
 }
 
@@ -316,6 +318,8 @@ pub struct NbdServer {
     pub daemon: Daemon,
     /// Its socket.
     pub socket: PathBuf,
+    /// Where it listens on TCP.
+    pub address: String,
 }
 
 impl NbdServer {

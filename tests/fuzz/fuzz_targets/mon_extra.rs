@@ -1,0 +1,4 @@
+//! See `loligo_tests::fuzz`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| (loligo_tests::fuzz::target("mon_extra").run)(data));
