@@ -2,6 +2,7 @@
 //!
 //! A durable write of 4 KiB by as many writers at once as there are copies on the disk, and a round trip over loopback
 //! TCP, each both ways of waiting: spinning and sleeping.
+#![allow(clippy::disallowed_methods, reason = "a measurement of the real world")]
 
 use crate::load::histogram;
 use hdrhistogram::Histogram;

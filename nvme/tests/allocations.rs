@@ -1,4 +1,5 @@
 //! The data path allocates nothing: counted by a heap profiler, in a process of its own.
+#![allow(clippy::disallowed_methods, reason = "a test on a real file")]
 
 use loligo_config::units::Lba;
 use loligo_nvme::uring::{UringDevice, UringOptions};

@@ -467,6 +467,7 @@ mod tests {
     }
 
     #[test]
+    #[allow(clippy::disallowed_methods, reason = "the system says what is resident")]
     fn mapped_memory_is_not_resident_before_it_is_used() {
         let resident = || {
             let statm = std::fs::read_to_string("/proc/self/statm").unwrap();

@@ -6,6 +6,7 @@
 //!
 //! After a failed write or flush the device is poisoned: what the kernel had cached may be marked clean without
 //! being on the medium, and a second try would report success over lost data (RELIABILITY section 3).
+#![allow(clippy::disallowed_methods, reason = "a back end: the device behind the seam")]
 #![allow(unsafe_code)]
 
 mod open;

@@ -3,6 +3,7 @@
 //! The tests here boot a guest with the program that `LOLIGO_VM_RUN` names (`tests/run` finds it) and run this same
 //! binary in it, where the functions of `inside` do the work. Every guest fails when its kernel has logged an access to
 //! memory that was not mapped: the emulated controller completes such a command with success.
+#![allow(clippy::disallowed_methods, reason = "it boots a machine, in a process of its own")]
 
 mod inside;
 

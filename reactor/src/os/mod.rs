@@ -2,6 +2,7 @@
 //!
 //! [`ring`] (one io_uring per reactor), [`Reactor`] (the loop: spin, yield, park), clock and entropy, [`cpu`] (cores
 //! and pinning), [`spawn`] (pinned threads).
+#![allow(clippy::disallowed_methods, reason = "the real world behind the seams: clocks, randomness, threads")]
 #![allow(unsafe_code)]
 
 mod clock;

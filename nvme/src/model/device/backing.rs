@@ -1,4 +1,5 @@
 //! What a model keeps its durable bytes on.
+#![allow(clippy::disallowed_methods, reason = "a back end: the file behind the model")]
 
 use super::prng::{mix, noise};
 use loligo_config::units::{BLOCK_SIZE, BlockCount, ByteOffset};

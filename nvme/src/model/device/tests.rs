@@ -1,3 +1,4 @@
+#![allow(clippy::disallowed_methods, reason = "the back end is tested on a real file")]
 use super::*;
 use loligo_reactor::dma::BufferPool;
 use loligo_reactor::env::WriteList;
