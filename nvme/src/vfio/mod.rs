@@ -41,20 +41,22 @@ const BAR_LEN_MIN: u64 = 0x2000;
 #[derive(Debug, thiserror::Error)]
 pub enum VfioError {
     /// There is no such device.
-    #[error("there is no PCI device {address}: `loligo nvme list` shows the controllers of this host")]
+    #[error("there is no PCI device {address}: `lspci -Dd ::0108` lists the controllers of this host")]
     NoDevice {
         /// The address.
         address: PciAddress,
     },
     /// It is something else.
-    #[error("{address} is not an NVMe controller: `loligo nvme list` shows those of this host")]
+    #[error("{address} is not an NVMe controller: `lspci -Dd ::0108` lists those of this host")]
     NotNvme {
         /// The address.
         address: PciAddress,
     },
     /// Another driver has it.
     #[error(
-        "{address} is with the driver {}: give it to user space with `loligo nvme bind {address}`",
+        "{address} is with the driver {}: when nothing uses it, give it to user space with `echo vfio-pci \
+         >/sys/bus/pci/devices/{address}/driver_override; echo {address} \
+         >/sys/bus/pci/devices/{address}/driver/unbind; echo {address} >/sys/bus/pci/drivers_probe`",
         driver.as_deref().unwrap_or("(none)")
     )]
     NotBound {
