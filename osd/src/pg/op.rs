@@ -454,6 +454,7 @@ impl Pg {
         let mut ops = std::mem::take(&mut self.ops);
         ops.drain(|op| self.reply(&op.request, op.from, op.arrived, end(), out));
         self.ops = ops;
+        self.replication.rest();
     }
 }
 

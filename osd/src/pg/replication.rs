@@ -105,6 +105,11 @@ impl Replication {
         self.shortage.forget();
     }
 
+    /// Nobody waits for space any more.
+    pub fn rest(&mut self) {
+        self.shortage.rest();
+    }
+
     /// Whether nothing is in flight.
     pub fn is_empty(&self) -> bool {
         self.in_flight.is_empty()
@@ -437,7 +442,7 @@ impl Pg {
             return;
         }
         let query = PeerQuery { pg: self.id, interval: self.since() };
-        for to in &self.acting()[1..] {
+        for to in self.acting().iter().skip(1) {
             out.push_back(PgAction::Send { to: *to, message: Message::PeerQuery(query), payload: None });
         }
     }

@@ -45,7 +45,12 @@ impl Shortage {
         }
     }
 
-    /// Nobody waits any more.
+    /// Nobody waits any more. What was found to be full is so still.
+    pub fn rest(&mut self) {
+        self.since = None;
+    }
+
+    /// Nothing is known any more.
     pub fn forget(&mut self) {
         *self = Self::default();
     }

@@ -209,5 +209,8 @@ impl Pg {
             // One that was put back is before the others now.
             at += usize::from(self.ops.waiting.len() > left);
         }
+        if !self.ops.is_room_taken {
+            self.replication.rest();
+        }
     }
 }

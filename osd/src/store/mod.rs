@@ -214,8 +214,8 @@ impl<D: BlockDevice> Store<D> {
         }
     }
 
-    /// A write or flush failed, or something does not end: what is on the device is unknown until the next mount, so nothing is written any
-    /// more and nothing in flight counts as durable. Reads go on.
+    /// A write or flush failed, or something does not end: what is on the device is unknown until the next mount, so
+    /// nothing is written any more and nothing in flight counts as durable. Reads go on.
     fn fail(&mut self, error: DiskError) {
         if self.failed.is_some() {
             return;

@@ -50,8 +50,9 @@ pub struct Space {
     pub free: u64,
     /// Blocks that may still be granted to writers: the reserve and the windows of all PGs are excluded.
     pub credit: u64,
-    /// What is granted to the primary of one PG at most; less than the largest op when there are too many PGs for the shard. As much is kept back for every PG: of what other primaries have
-    /// sent since it heard of the credit last, a primary knows nothing.
+    /// What is granted to the primary of one PG at most; less than the largest op when there are too many PGs for the
+    /// shard. As much is kept back for every PG: of what other primaries have sent since it heard of the credit last, a
+    /// primary knows nothing.
     pub window: u64,
     /// Blocks of live data.
     pub data: u64,

@@ -2,10 +2,11 @@
 
 use super::cluster::{Cluster, is_done, object, request, write};
 use super::writes::{BLOCK, active};
-use crate::pg::PgEvent;
 use crate::pg::shortage::FULL_AFTER;
+use crate::pg::{PgEvent, Requester};
 use loligo_net::wire::Message;
 use loligo_net::wire::op::{OpKind, OpRequest, OpStatus};
+use loligo_reactor::env::ConnectionId;
 
 fn assert_all_done(cluster: &Cluster, count: usize) {
     let statuses: Vec<_> = cluster.replies.iter().map(|(_, reply, _)| reply.status).collect();
@@ -164,4 +165,33 @@ fn a_write_waits_for_space_before_it_is_refused() {
     let statuses: Vec<_> = cluster.replies.drain(..).map(|(_, reply, _)| reply.status).collect();
     assert_eq!(statuses, [OpStatus::NoSpace; 2]);
     assert!(is_done(&cluster.run(request(1, 6, OpKind::Discard, object(0), 0, BLOCK), None)), "frees go on");
+}
+
+/// Who waited for space is gone: nobody goes on asking for it, and who comes next has its own time to wait.
+#[test]
+fn nothing_is_left_of_a_wait_for_space_when_its_client_or_the_interval_is_gone() {
+    let short_of_space = || {
+        let mut cluster = active();
+        cluster.nodes[1].store.credit = 0;
+        cluster.run(write(1, 1, object(0), 0, BLOCK), Some(&[1; 4096]));
+        cluster.replies.clear();
+        cluster.submit(0, write(1, 2, object(1), 0, BLOCK), Some(&[1; 4096]));
+        assert!(cluster.nodes[0].pg.as_ref().unwrap().wants_tick(), "it asks while somebody waits");
+        cluster
+    };
+    let rests = |cluster: &Cluster| !cluster.nodes[0].pg.as_ref().unwrap().wants_tick();
+
+    let mut cluster = short_of_space();
+    cluster.step(0, PgEvent::RequesterGone(Requester { core: 0, connection: ConnectionId(1) }));
+    assert!(rests(&cluster));
+    cluster.now = cluster.now.after(FULL_AFTER);
+    cluster.submit(0, write(2, 1, object(1), 0, BLOCK), Some(&[1; 4096]));
+    assert!(cluster.replies.is_empty(), "it waits as the first did, and is not refused at once");
+
+    // The pool is removed at a moment when the next question is due.
+    let mut cluster = short_of_space();
+    cluster.now = cluster.now.after(FULL_AFTER / 2);
+    cluster.step(0, PgEvent::Map(None));
+    assert_eq!(cluster.replies.pop_front().unwrap().1.status, OpStatus::NotActive);
+    assert!(rests(&cluster));
 }
