@@ -20,8 +20,9 @@ use std::time::Duration;
 const FOUND_WITHIN: Duration = Duration::from_secs(1);
 /// How long an answer may take.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
-/// How long an older start of this OSD may take to be missed by the mon: its grace for silent peers, and as much again.
-const RUNNING_MAX: Duration = Duration::from_secs(5);
+/// How long an older start of this OSD may take to be missed by the mon, at least: as long as a booting OSD asks. A
+/// mon with a longer grace for silent peers takes that, and as much again.
+const RUNNING_MAX: Duration = Duration::from_secs(15);
 const ASK_EVERY: Duration = Duration::from_millis(50);
 /// `EBUSY`, as the mon answers when the OSD runs.
 const RUNNING: i64 = -16;
@@ -37,6 +38,7 @@ pub fn ask(
     osd: OsdId,
     path: &Path,
     superblock: &Superblock,
+    grace: Duration,
     stop: &StopFlag,
 ) -> Outcome {
     let refused = |what: String| Failure::new(format!("{}: {what}", path.display()), UNCHANGED);
@@ -49,7 +51,7 @@ pub fn ask(
         Err(_) => return Ok(()),
     };
     let request = json!({ "prefix": "osd check", "id": osd.0, "device": superblock.device.to_string() });
-    let end = crate::world::now().after(RUNNING_MAX);
+    let end = crate::world::now().after(RUNNING_MAX.max(2 * grace));
     loop {
         match mon.command_within(request.clone(), ANSWER_WITHIN) {
             // Its own predecessor, whose connection is about to close.

@@ -87,7 +87,7 @@ pub fn run(global: &Global, args: &OsdRunArgs) -> Outcome {
             "give as many cores with --cores (host file: cores), or make the device anew with `osd mkfs --shards`",
         ));
     }
-    admission::ask(&plan.mons, plan.osd, &plan.device, &superblock, &stop)?;
+    admission::ask(&plan.mons, plan.osd, &plan.device, &superblock, plan.heartbeat.grace, &stop)?;
     run_reactors(&plan, &source, superblock, &chunks, &stop)
 }
 
