@@ -330,14 +330,14 @@ fn wrong_values_are_refused_with_what_is_allowed() -> Result<()> {
 /// A full cluster says ENOSPC, keeps what it has, lets people delete, and survives a restart.
 #[test]
 fn a_full_cluster_refuses_writes_and_recovers_by_deleting() -> Result<()> {
-    let mut cluster = Cluster::start(ClusterOptions { size: "64M".into(), ..ClusterOptions::default() })?;
+    let mut cluster = Cluster::start(ClusterOptions { size: "96M".into(), ..ClusterOptions::default() })?;
     let image = cluster.make_image("256M")?;
     let server = cluster.serve_nbd(&[&image])?;
     let mut connection = Writer::connect(&server.socket, &image)?;
     let chunk = vec![7; 1 << 20];
     let mut written = 0;
     let error = loop {
-        ensure!(written < 256, "256 MiB cannot fit on 64 MiB devices");
+        ensure!(written < 256, "256 MiB cannot fit on 96 MiB devices");
         connection.send(Nbd::Write, 1, written << 20, 1 << 20, &chunk)?;
         match connection.receive()?.error {
             0 => written += 1,
@@ -345,7 +345,7 @@ fn a_full_cluster_refuses_writes_and_recovers_by_deleting() -> Result<()> {
         }
     };
     ensure!(error == 28, "a full cluster answers ENOSPC, not {error}");
-    ensure!(written >= 16, "only {written} MiB of 64 MiB could be used");
+    ensure!(written >= 16, "only {written} MiB of 96 MiB could be used");
     for id in 0..3 {
         cluster.kill_osd(id)?;
         cluster.start_osd(id)?;
