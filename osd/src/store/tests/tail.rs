@@ -97,6 +97,29 @@ fn torn_data_is_a_torn_record() {
     assert_eq!(harness.store().pg(pg(0)).unwrap().last, version(1));
 }
 
+/// Two writes of one block in flight at once: no mark says yet that the first is durable, so a mount looks at its data.
+/// Whatever is written to free blocks by then, it must still be there, or both would be cut as a torn tail.
+#[test]
+fn data_of_a_record_that_no_mark_covers_is_not_written_over() {
+    let mut harness = harness();
+    write_alone(&mut harness, 0, 0);
+    write_alone(&mut harness, 0, 0);
+    harness.commit();
+    for _ in 0..10 {
+        // Time for the store to free what it may.
+        harness.poll();
+    }
+    let mut free = Vec::new();
+    while harness.store().alloc.alloc_low(1, &mut free) {}
+    assert!(!free.is_empty());
+    harness.power_cut();
+    for lba in free.iter().flat_map(|run| run.lba..run.end()) {
+        rot(&harness, lba);
+    }
+    harness.mount();
+    harness.verify();
+}
+
 #[test]
 fn what_was_cut_stays_cut_for_ever() {
     for crashes in 0..4 {
