@@ -169,8 +169,9 @@ impl<W: World, S: MapStore> Mon<W, S> {
         match received.envelope.message {
             Message::Subscribe(wire::Subscribe { have }) => {
                 self.subscribers.insert(connection, have);
-                if let Some(Role::Osd(osd)) = self.messenger.peer(connection).map(|peer| peer.role) {
-                    self.apply(now, Event::Seen { osd, epoch: have });
+                let peer = self.messenger.peer(connection).map(|peer| (peer.role, peer.incarnation));
+                if let Some((Role::Osd(osd), incarnation)) = peer {
+                    self.apply(now, Event::Seen { osd, incarnation, epoch: have });
                 }
             }
             Message::Command(wire::Command { number }) => {

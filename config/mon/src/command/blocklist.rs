@@ -9,7 +9,8 @@ use serde_json::{Value, json};
 pub(super) fn add(core: &mut Core, arguments: &Arguments) -> Answer {
     let session = session(arguments)?;
     if session >= core.newest_extra().session_limit {
-        let message = format!("{session} was never assigned; `loligo blocklist ls` shows what is fenced");
+        let message =
+            format!("{session} was never assigned; the mon's command `blocklist ls` lists what is fenced");
         return Err(CommandError::new(Code::ENOENT, message));
     }
     let known = core.newest().blocklist.iter().find(|entry| entry.session == session).copied();

@@ -43,11 +43,15 @@ impl Core {
     }
 
     fn judge(&mut self, osd: OsdId, incarnation: Incarnation, info: &BootInfo) -> Result<(), BootStatus> {
-        self.saw(osd, info.newest_map);
+        // An old copy of the store need not know this start, or this OSD; a device that belongs elsewhere it does know.
+        let device = self.judge_device(osd, info.device);
+        if device.is_ok() {
+            self.saw(osd, info.newest_map);
+        }
         if self.outdated().is_some() {
             return Err(BootStatus::OldMon);
         }
-        self.judge_device(osd, info.device)?;
+        device?;
         let map = self.newest();
         if self.osds.is_retired(osd, incarnation) {
             // A start that another one has replaced: it has missed its own death, and must not come back.

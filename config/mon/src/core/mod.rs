@@ -57,7 +57,7 @@ pub struct MonSettings {
     pub start_grace: Duration,
     /// Membership changes within this time share one epoch.
     pub batch: Duration,
-    /// How long `blocklist add` waits until every OSD goes by the fence.
+    /// How long `blocklist add` waits until no OSD may serve the session any more.
     pub fence_wait: Duration,
 }
 
@@ -110,10 +110,12 @@ pub enum Event<'a> {
         /// What it says of itself.
         info: Option<BootInfo>,
     },
-    /// An OSD has a map of this epoch.
+    /// An OSD says that it has a map of this epoch.
     Seen {
         /// The OSD.
         osd: OsdId,
+        /// Which start.
+        incarnation: Incarnation,
         /// The epoch.
         epoch: Epoch,
     },
@@ -197,7 +199,7 @@ pub struct Core {
     fences: Vec<Fence>,
     /// The map that the answer to the current command waits for.
     awaited: Option<Epoch>,
-    /// The newest epoch that an OSD has named, and which.
+    /// The newest epoch that an OSD has named that was believed, and which.
     seen: (OsdId, Epoch),
 }
 
@@ -268,9 +270,9 @@ impl Core {
             Event::Boot { connection, osd, incarnation, info } => {
                 self.on_boot(connection, osd, incarnation, info, out)
             }
-            Event::Seen { osd, epoch } => self.saw(osd, epoch),
+            Event::Seen { osd, incarnation, epoch } => self.heard(osd, incarnation, epoch),
             Event::Report { osd, incarnation, epoch, report } => {
-                self.saw(osd, epoch);
+                self.heard(osd, incarnation, epoch);
                 self.osds.report(&self.map, now, osd, incarnation, epoch, report)
             }
             Event::Failure { reporter, osd, incarnation } => self.on_failure(reporter, osd, incarnation),

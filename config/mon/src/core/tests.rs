@@ -595,6 +595,61 @@ fn a_fence_is_answered_when_every_osd_that_serves_goes_by_it() {
     assert_eq!(answers(&bench.pass(600)), [(4, ok)]);
 }
 
+/// OSDs that are cut off from the mon are down for it, and may go on to serve clients that are cut off with them.
+#[test]
+fn a_fence_waits_for_a_pg_whose_members_are_all_down() {
+    let (mut bench, connections) = Bench::with_pool();
+    bench.core.reserve_sessions(1000);
+    bench.pass(1);
+    for connection in connections {
+        bench.apply(Event::Lost { connection });
+    }
+    bench.pass(600);
+    assert!((0..3).all(|osd| !bench.is_up(osd)));
+    let fence = json!({ "prefix": "blocklist add", "session": 3 }).to_string();
+    let fence = |number| Event::Command { connection: ConnectionId(999), number, request: fence.as_bytes() };
+    let answer = |out: Vec<Action>| {
+        out.into_iter().find_map(|action| match action {
+            Action::CommandReply { answer, .. } => Some(answer),
+            _ => None,
+        })
+    };
+    assert_eq!(answer(bench.event(fence(1))), None);
+    let late = answer(bench.pass(5000)).expect("it is answered when the time is up");
+    assert_eq!(late["error"]["name"], "ETIMEDOUT", "{late}");
+    assert!(late["error"]["message"].as_str().unwrap().contains("osd.0, osd.1, osd.2 did not"), "{late}");
+    // One that is back and goes by the fence refuses what the others would need it for.
+    bench.boot(1, 101);
+    assert_eq!(answer(bench.event(fence(2))), None, "it has not said so yet");
+    let (epoch, report) = (bench.core.map().epoch, OsdReport::default());
+    let out = bench.event(Event::Report { osd: OsdId(1), incarnation: Incarnation(101), epoch, report });
+    assert_eq!(answer(out).expect("confirmed")["ok"]["session"], 3);
+}
+
+/// A faulty OSD must not stop all changes by naming an epoch that nobody made.
+#[test]
+fn an_epoch_is_believed_only_of_a_start_or_a_device_that_is_known() {
+    let (mut bench, connections) = Bench::with_pool();
+    bench.apply(Event::Lost { connection: connections[0] });
+    let epoch = Epoch(u32::MAX);
+    for (osd, incarnation) in [(0, 99), (0, 0), (7, 100)] {
+        let (osd, incarnation) = (OsdId(osd), Incarnation(incarnation));
+        bench.event(Event::Seen { osd, incarnation, epoch });
+        bench.event(Event::Report { osd, incarnation, epoch, report: OsdReport::default() });
+    }
+    let newer = |device| BootInfo { newest_map: epoch, ..info(device) };
+    assert_eq!(bench.boot_as(0, 500, newer(8)).1, BootStatus::OtherDevice);
+    assert_eq!(bench.boot_as(7, 500, newer(0)).1, BootStatus::OtherId);
+    assert_eq!(bench.core.outdated(), None);
+    bench.boot(0, 100);
+    let create = json!({ "prefix": "pool create", "pool": "new", "failure_domain": "osd" });
+    bench.command(create.clone()).expect("changes go on");
+    // The start that the map names is believed.
+    bench.event(Event::Seen { osd: OsdId(0), incarnation: Incarnation(100), epoch });
+    assert_eq!(bench.core.outdated(), Some((OsdId(0), epoch)));
+    bench.refusal(create, "ESTALE");
+}
+
 /// Restored from an old backup: an epoch that it made would be used twice.
 #[test]
 fn a_mon_that_is_behind_an_osd_makes_no_epoch() {
@@ -608,7 +663,7 @@ fn a_mon_that_is_behind_an_osd_makes_no_epoch() {
             let (_, status) = bench.boot_as(0, 500, BootInfo { newest_map, ..info(0) });
             assert_eq!(status, BootStatus::OldMon);
         } else {
-            bench.event(Event::Seen { osd: OsdId(0), epoch: newest_map });
+            bench.event(Event::Seen { osd: OsdId(0), incarnation: Incarnation(100), epoch: newest_map });
         }
         assert_eq!(bench.boot_as(1, 500, info(1)).1, BootStatus::OldMon, "nobody else either");
         let create = json!({ "prefix": "pool create", "pool": "new", "failure_domain": "osd" });
