@@ -11,7 +11,7 @@ use crate::pg::phase::PhaseKind;
 use crate::store::ChunkTable;
 use crate::store::format::{FormatOptions, Mkfs, Probe};
 use crate::store::mount::Mount;
-use disk::{Disk, Media, Random};
+use disk::{Disk, Media};
 use loligo_config::id::{
     ClusterId, CoreId, DeviceId, Epoch, Incarnation, ObjectId, ObjectVersion, OpId, OsdId, PgId, PoolId,
     SessionId, ShardId,
@@ -28,6 +28,7 @@ use loligo_net::wire::{Body, Message};
 use loligo_reactor::dma::BufferPool;
 use loligo_reactor::env::{Clock, ConnectionId, Instant, World};
 use loligo_reactor::poller::Poller;
+use loligo_reactor::random::Random;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
@@ -210,7 +211,7 @@ fn core_messenger(
     let identity = Identity { cluster: Some(cluster()), role, incarnation: Incarnation(incarnation) };
     let settings = MessengerSettings { core: CoreId(core), ..MessengerSettings::new(identity, pool.clone()) };
     let seed = incarnation * 1000 + u64::from(host) + (u64::from(core) << 32);
-    Messenger::new(settings, hub.endpoint(core_address(host, core)), Random(seed))
+    Messenger::new(settings, hub.endpoint(core_address(host, core)), Random::new(seed))
 }
 
 fn addresses(host: u8, cores: u16) -> Vec<SocketAddr> {
@@ -292,7 +293,7 @@ impl Bed {
             osds: vec![None, None, None],
             mon,
             client,
-            random: Random(seed),
+            random: Random::new(seed),
             starts: 1,
         };
         for osd in 0..3 {

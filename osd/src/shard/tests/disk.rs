@@ -2,33 +2,14 @@
 
 use loligo_config::units::{BLOCK_SIZE, BlockCount};
 use loligo_reactor::env::{
-    BlockDevice, Completion, Completions, DiskOp, Entropy, Geometry, QueueFull, Ticket, WriteCache,
+    BlockDevice, Completion, Completions, DiskOp, Geometry, QueueFull, Ticket, WriteCache,
 };
+use loligo_reactor::random::Random;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 const BLOCK: usize = BLOCK_SIZE as usize;
-
-/// splitmix64.
-#[derive(Clone, Debug)]
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn below(&mut self, bound: u64) -> u64 {
-        self.next_u64() % bound
-    }
-}
-
-impl Entropy for Random {
-    fn next_u64(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-}
 
 #[derive(Debug, Default)]
 pub struct Media {
@@ -71,7 +52,7 @@ impl Disk {
             write_cache: WriteCache::Volatile,
             discards: false,
         };
-        Self { media: Rc::clone(media), geometry, pending: Vec::new(), random: Random(seed) }
+        Self { media: Rc::clone(media), geometry, pending: Vec::new(), random: Random::new(seed) }
     }
 }
 
