@@ -79,6 +79,8 @@ bugs! {
     GapUnchecked,
     /// A member answers a peering query before its promise is stored.
     PromiseNotStored,
+    /// A member answers a query of an older interval with what it has not promised yet.
+    OldQueryAnswered,
     /// The primary chooses the shortest history.
     ShortestChosen,
     /// The members do not agree on the tail before they serve.

@@ -92,9 +92,7 @@ fn wrong_devices_ids_and_ports_are_refused_and_untouched() -> Result<()> {
     ensure!(digest(&cluster.device(2))? == before, "a refused command changed the device");
 
     cluster.start_osd(2)?;
-    wait_for("osd.2 to be up again", Duration::from_secs(20), || {
-        Ok(cluster.json(&["status"])?["osdmap"]["num_up_osds"].as_u64() == Some(3))
-    })?;
+    cluster.wait_until_up(Duration::from_secs(20))?;
     cluster.check()
 }
 
@@ -144,9 +142,7 @@ fn devices_that_the_mon_would_refuse_are_untouched() -> Result<()> {
     unchanged(&wiped, &cluster.osd_arguments(2, &wiped, free), &["mkfs"])?;
     std::fs::copy(&kept, &wiped)?;
     cluster.start_osd(2)?;
-    wait_for("osd.2 to be up again", Duration::from_secs(20), || {
-        Ok(cluster.json(&["status"])?["osdmap"]["num_up_osds"].as_u64() == Some(3))
-    })?;
+    cluster.wait_until_up(Duration::from_secs(20))?;
     cluster.check()
 }
 

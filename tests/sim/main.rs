@@ -40,6 +40,13 @@ fn an_image_that_grows_in_an_outage_is_seen_to_have_grown() {
     passes(20_041);
 }
 
+/// A member refused a query of an older interval by naming the newest, and that passed for its promise.
+#[test]
+fn a_refused_query_is_no_promise() {
+    catch_panics();
+    passes(90_211);
+}
+
 #[test]
 fn the_same_seed_is_the_same_run() {
     catch_panics();

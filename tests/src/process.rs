@@ -2,9 +2,10 @@
 
 use anyhow::{Context, Result, bail, ensure};
 use std::fs::File;
-use std::net::TcpListener;
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 /// The executable under test: `$LOLIGO_BIN`, else the one built beside this test.
@@ -92,9 +93,19 @@ impl Drop for Daemon {
     }
 }
 
-/// A port that was free a moment ago.
-pub fn free_port() -> Result<u16> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+/// An address of the loopback network that no other test has and that the kernel gives to nobody: each process has an
+/// IPv4 address made of its id, and the ports are below those that connections get. A port asked of the kernel would be
+/// free only until some connection gets it, and daemons are restarted at their addresses.
+///
+/// # Errors
+/// When a process has taken all ports.
+pub fn own_address() -> Result<SocketAddrV4> {
+    static NEXT: AtomicU16 = AtomicU16::new(7000);
+    let port = NEXT.fetch_add(1, Ordering::Relaxed);
+    ensure!(port < 32_000, "one process has asked for too many addresses");
+    // Process ids have 22 bits at most; 127.0.0.1 itself is left to others.
+    let [_, high, middle, low] = std::process::id().to_be_bytes();
+    Ok(SocketAddrV4::new(Ipv4Addr::new(127, 64 | high, middle, low), port))
 }
 
 /// How the OSDs of a cluster are made.
@@ -134,8 +145,8 @@ impl Cluster {
         // Not in /tmp, which may be a tmpfs without direct I/O.
         let beside = executable()?.parent().context("the executable has a folder")?.to_owned();
         let folder = tempfile::Builder::new().prefix("cluster-").tempdir_in(beside)?;
-        let mon_address = format!("127.0.0.1:{}", free_port()?);
-        let addresses = (0..options.osds).map(|_| Ok(format!("127.0.0.1:{}", free_port()?)));
+        let mon_address = own_address()?.to_string();
+        let addresses = (0..options.osds).map(|_| Ok(own_address()?.to_string()));
         let osd_addresses = addresses.collect::<Result<Vec<_>>>()?;
         let osds = (0..options.osds).map(|_| None).collect();
         let mut cluster = Self { folder, options, mon_address, osd_addresses, mon: None, osds };
@@ -263,7 +274,11 @@ impl Cluster {
         serde_json::from_str(&text).with_context(|| format!("loligo {arguments:?} printed no JSON: {text}"))
     }
 
-    fn wait_until_up(&mut self, patience: Duration) -> Result<()> {
+    /// Waits until the mon says that every OSD is up.
+    ///
+    /// # Errors
+    /// When it takes longer than `patience`, or a daemon has ended.
+    pub fn wait_until_up(&mut self, patience: Duration) -> Result<()> {
         let count = self.osds.len() as u64;
         wait_for("all OSDs up", patience, || {
             self.check()?;
@@ -296,11 +311,12 @@ impl Cluster {
 
     /// An NBD server for images on a Unix socket and a TCP port, once it answers.
     pub fn serve_nbd(&self, images: &[&str]) -> Result<NbdServer> {
-        let socket = self.folder.path().join(format!("nbd-{}.sock", free_port()?));
+        let address = own_address()?;
+        let socket = self.folder.path().join(format!("nbd-{}.sock", address.port()));
         let path = socket.display().to_string();
         let mut arguments: Vec<String> = vec!["nbd".into()];
         arguments.extend(images.iter().map(|image| image.to_string()));
-        let address = format!("127.0.0.1:{}", free_port()?);
+        let address = address.to_string();
         arguments.extend(["--socket".into(), path, "--listen".into(), address.clone()]);
         arguments.extend(["--mon".into(), self.mon_address.clone()]);
         let mut daemon = Daemon::start("nbd", self.folder.path(), &arguments)?;

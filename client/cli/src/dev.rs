@@ -11,8 +11,9 @@ use loligo_config::id::{ClusterId, OsdId};
 use loligo_config::units::ByteLen;
 use serde_json::{Value, json};
 use std::fmt;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -23,6 +24,9 @@ const MEMORY_TARGET: ByteLen = ByteLen(256 << 20);
 const OSDS: u32 = 3;
 /// Bytes of each one's file.
 const OSD_LEN: u64 = 1 << 30;
+/// Where ports are looked for: registered ones of no well-known service, below the range of connections, which begins at
+/// 32768 on Linux (`net.ipv4.ip_local_port_range`).
+const FREE_PORTS: Range<u16> = 20_000..32_000;
 /// How long the cluster may take until all OSDs are up.
 const UP_MAX: Duration = Duration::from_secs(30);
 
@@ -331,10 +335,25 @@ fn ports(shape: &Shape) -> Outcome<Vec<SocketAddr>> {
         })?;
         return Ok(ports.into_iter().map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port))).collect());
     }
-    // Held all at once, so that they differ.
-    let bind = |_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
-    let held: Vec<TcpListener> = (0..count).map(bind).collect::<Result<_, _>>().map_err(Failure::plain)?;
-    held.iter().map(|listener| listener.local_addr().map_err(Failure::plain)).collect()
+    free_ports(count).ok_or_else(|| {
+        let what = format!("no {count} ports in a row are free from {} on", FREE_PORTS.start);
+        Failure::new(what, "name the first one with --port")
+    })
+}
+
+/// Ports in a row of which nobody listens on any. Below those that the kernel gives to connections, since a daemon that
+/// is started again needs its own; where the search begins differs from process to process, so that clusters made
+/// at once do not meet.
+fn free_ports(count: u32) -> Option<Vec<SocketAddr>> {
+    let all: Vec<SocketAddr> = FREE_PORTS.map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port))).collect();
+    let count = usize::try_from(count).ok().filter(|count| *count <= all.len())?;
+    let rows = all.len() / count;
+    let first = std::process::id() as usize % rows;
+    (0..rows).map(|at| &all[(first + at) % rows * count..][..count]).find_map(|row| {
+        // Held all at once: a listener that has just gone away may come back.
+        let held: io::Result<Vec<TcpListener>> = row.iter().map(TcpListener::bind).collect();
+        held.is_ok().then(|| row.to_vec())
+    })
 }
 
 fn start(global: &Global, args: &DevStartArgs) -> Outcome {
@@ -487,6 +506,16 @@ mod tests {
     use super::*;
     use crate::args::{Cli, Command};
     use clap::Parser;
+
+    #[test]
+    fn free_ports_are_in_a_row_and_leave_out_those_that_are_taken() {
+        let first = free_ports(4).unwrap();
+        assert!(first.windows(2).all(|pair| pair[1].port() == pair[0].port() + 1), "{first:?}");
+        let _taken = TcpListener::bind(first[2]).unwrap();
+        let second = free_ports(4).unwrap();
+        assert!(second.iter().all(|address| !first.contains(address)), "{second:?}");
+        assert_eq!(free_ports(20_000), None, "more than there are");
+    }
 
     fn shape(port: Option<u16>) -> Shape {
         Shape { osds: 3, size: 1 << 30, port, poll: PollMode::Park, sparse: true, volatile_cache: true }

@@ -133,14 +133,12 @@ impl Pg {
         query: PeerQuery,
         out: &mut Actions,
     ) {
-        let newest = self.since().max(self.member.refuses_below());
-        if query.interval < newest {
-            // The asker learns that it is out of date; its own map will say why.
-            let info = PeerInfo { interval: newest, ..self.info(cx) };
+        if planted::active(Bug::OldQueryAnswered) && query.interval < self.since() {
+            let info = PeerInfo { interval: self.since(), ..self.info(cx) };
             out.push_back(PgAction::Send { to: from, message: Message::PeerInfo(info), payload: None });
-            return;
         }
-        // A query from beyond this member's map: the asker repeats it until the map is here.
+        // A query of an older interval has no answer: its asker's map will say why, and every answer is a promise. One
+        // from beyond this member's map is repeated until the map is here.
         if query.interval != self.since() || self.acting().first() != Some(&from) || self.is_primary() {
             return;
         }

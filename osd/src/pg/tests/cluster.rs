@@ -169,6 +169,13 @@ impl Cluster {
         }
     }
 
+    /// A new interval in which everybody is up, as after a restart that nobody here saw; the map is on its way.
+    pub fn new_interval(&mut self) {
+        self.epoch = self.epoch.next();
+        self.view.since = self.epoch;
+        self.publish();
+    }
+
     /// kill -9: of what was in flight, `kept` transactions reached the disk. The map follows.
     pub fn kill(&mut self, node: usize, kept: usize) {
         if self.nodes[node].pg.take().is_none() {

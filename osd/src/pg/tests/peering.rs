@@ -3,7 +3,7 @@
 use super::cluster::{Cluster, is_done, object, request, write};
 use crate::pg::PgEvent;
 use crate::pg::phase::PhaseKind;
-use loligo_config::id::OsdId;
+use loligo_config::id::{Epoch, OsdId};
 use loligo_net::wire::op::OpKind;
 
 /// One step of a fair schedule; false when nothing moved.
@@ -139,6 +139,32 @@ fn an_incomplete_pg_is_looked_at_again_when_a_member_may_answer_differently() {
     cluster.settle();
     cluster.settle();
     assert_eq!(cluster.phase(0), Some(PhaseKind::Active), "asked again after a while");
+}
+
+/// The primary is in the newer interval when the answer to its old question arrives: it must not pass for an answer to
+/// the new one, or a member that has promised nothing could still take writes of the interval before.
+#[test]
+fn a_query_of_an_older_interval_is_no_promise_for_the_newer_one() {
+    let mut cluster = Cluster::new(3);
+    cluster.settle();
+    cluster.new_interval();
+    cluster.take_map(0);
+    cluster.new_interval();
+    (0..2).for_each(|_| {
+        cluster.take_map(1);
+    });
+    assert!(cluster.deliver(0, 1), "the query of the interval that member 1 has left");
+    cluster.take_map(0);
+    while cluster.deliver(1, 0) {}
+    (0..2).for_each(|_| {
+        cluster.take_map(2);
+    });
+    while cluster.deliver(0, 2) || cluster.commit(2) || cluster.commit(0) || cluster.deliver(2, 0) {}
+    assert_eq!(cluster.nodes[1].store.now.meta.promised, Epoch(1), "member 1 has not promised");
+    assert_eq!(cluster.phase(0), Some(PhaseKind::Querying), "its answer is waited for");
+    cluster.settle();
+    assert_eq!(cluster.phase(0), Some(PhaseKind::Active));
+    cluster.assert_members_equal();
 }
 
 #[test]
