@@ -98,7 +98,7 @@ impl Store {
     ) -> (OpStatus, ObjectVersion, Vec<u8>) {
         let version = self.objects.get(&request.object).map_or(ObjectVersion::NONE, |object| object.version);
         if let Some(version) = self.results.get(&request.op) {
-            assert!(request.resent, "an op that was applied is sent again with the mark");
+            assert!(request.attempt > 0, "an op that was applied is sent again with the mark");
             return (OpStatus::Done, *version, Vec::new());
         }
         if let Guard::Version(wanted) = request.guard

@@ -53,6 +53,8 @@ bugs! {
     PeerAnsweredOnOldConnection,
     /// The reply to an op that was sent again goes to where it came from first.
     ReplyToOldConnection,
+    /// A late copy of an op, from a connection that is gone, takes the reply along.
+    ReplyToLateCopy,
     /// An op that was applied before is applied again.
     OpTableIgnored,
     /// A checkpoint leaves out the table of op ids.

@@ -1,12 +1,23 @@
 //! The simulated cluster: seeds that once showed something, and a few fresh ones. `cargo sim SEED` replays one.
 
+use loligo_tests::sim::options::Overrides;
 use loligo_tests::sim::run::{Order, catch_panics, run};
 use loligo_tests::sim::workload::name_of;
 
-/// Runs a seed; a failure says what went wrong and with which options.
+/// Runs a seed as it is drawn.
 fn passes(seed: u64) {
+    passes_with(seed, Overrides::default());
+}
+
+/// Three OSDs, four clients, and as many requests as they can be given: what is measured and soaked.
+fn busy() -> Overrides {
+    Overrides { osds: Some(3), clients: Some(4), ops_per_second: Some(850), ..Overrides::default() }
+}
+
+/// Runs a seed; a failure says what went wrong and with which options.
+fn passes_with(seed: u64, overrides: Overrides) {
     println!("SEED={seed}");
-    let outcome = run(&Order { seed, ..Order::default() });
+    let outcome = run(&Order { seed, overrides, ..Order::default() });
     if let Some(failure) = &outcome.failure {
         println!("{:#?}", outcome.options);
         outcome.plan.events.iter().for_each(|event| println!("{event}"));
@@ -45,6 +56,13 @@ fn an_image_that_grows_in_an_outage_is_seen_to_have_grown() {
 fn a_refused_query_is_no_promise() {
     catch_panics();
     passes(90_211);
+}
+
+/// A copy of a write from a connection that was gone came after the next connection's, and took the reply along.
+#[test]
+fn a_late_copy_leaves_the_reply_to_its_client() {
+    catch_panics();
+    passes_with(400_129, busy());
 }
 
 #[test]

@@ -128,7 +128,7 @@ fn a_write_goes_to_its_primary_and_ends_once() {
     bench.write(1, 0, 0, 7);
     let ops = bench.take_ops();
     let [op] = &ops[..] else { panic!("one op is sent") };
-    assert_eq!((op.1.op.number, op.1.lowest_outstanding, op.1.resent), (1, 1, false));
+    assert_eq!((op.1.op.number, op.1.lowest_outstanding, op.1.attempt), (1, 1, 0));
     let primary = bench.wire.map.primary(op.1.pg).unwrap();
     assert_eq!(bench.wire.connections[&op.0.connection].0, Role::Osd(primary));
     bench.answer(&op.0);
@@ -158,7 +158,7 @@ fn a_lost_reply_is_asked_for_again_and_nothing_applies_twice() {
     bench.feed(down);
     bench.wait(10);
     let again = bench.take_ops().remove(0);
-    assert!(again.1.resent);
+    assert_eq!(again.1.attempt, 1);
     assert_eq!(again.1.op, first.1.op, "with the same id");
     assert_ne!(again.0.connection, first.0.connection);
     bench.answer(&again.0);
@@ -220,7 +220,7 @@ fn a_pg_that_is_not_active_is_probed_with_one_op() {
     bench.now = wake;
     let probe = bench.take_ops();
     assert_eq!(probe.len(), 1);
-    assert!(probe[0].1.resent);
+    assert_eq!(probe[0].1.attempt, 1);
     bench.refuse(&probe[0], OpStatus::NotActive);
     bench.wait(1);
     assert_eq!(bench.take_ops().len(), 0, "a longer pause");
@@ -266,7 +266,7 @@ fn a_new_map_ends_the_pause_and_moves_ops_to_the_new_primary() {
     });
     let new = bench.take_ops().remove(0);
     assert_eq!(bench.wire.connections[&new.0.connection].0, Role::Osd(OsdId(1)));
-    assert_eq!((new.1.op, new.1.resent), (old.1.op, true));
+    assert_eq!((new.1.op, new.1.attempt), (old.1.op, 1));
     bench.refuse(&old, OpStatus::NoSpace);
     assert_eq!(bench.done(), [], "the old primary's word counts no more");
     bench.answer(&new.0);
@@ -280,7 +280,7 @@ fn a_new_interval_with_the_same_primary_sends_again() {
     let first = bench.take_ops().remove(0);
     bench.new_map(|map| map.intervals.values_mut().for_each(|interval| interval.since = Epoch(2)));
     let again = bench.take_ops().remove(0);
-    assert_eq!((again.0.connection, again.1.resent), (first.0.connection, true));
+    assert_eq!((again.0.connection, again.1.attempt), (first.0.connection, 1));
     bench.new_map(|_| {});
     assert_eq!(bench.take_ops().len(), 0, "a map that changes nothing here sends nothing");
     bench.answer(&first.0);

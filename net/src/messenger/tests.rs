@@ -235,7 +235,7 @@ fn op_request() -> Message {
         lowest_outstanding: 0,
         snap_seq: 0,
         guard: op::Guard::Any,
-        resent: false,
+        attempt: 0,
         client_queue_ns: 0,
     })
 }

@@ -68,8 +68,9 @@ pub struct OpRequest {
     pub snap_seq: u64,
     /// Condition.
     pub guard: Guard,
-    /// Whether this op was sent before: it may have been applied.
-    pub resent: bool,
+    /// How often this op was sent before, 255 at most: it may have been applied, and the answer goes to where the last
+    /// one came from, in whatever order they arrive.
+    pub attempt: u8,
     /// Nanoseconds that it waited in the client before it was sent.
     pub client_queue_ns: u32,
 }

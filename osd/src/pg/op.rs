@@ -186,17 +186,24 @@ impl Pg {
         cx.is_fenced(request.op.session).then_some(OpStatus::Fenced)
     }
 
-    /// An op that is here already, sent again: its reply goes to where it was asked for last.
+    /// An op that is here already, sent again: its reply goes to where it was asked for last, not to where a late copy from
+    /// a connection that is gone came from.
     fn join(&mut self, arrival: &Arrival, out: &mut Actions) -> bool {
         let op = arrival.request.op;
-        let held = self.ops.ops.iter_mut().map(|(_, held)| (held.request.op, &mut held.from));
-        let in_flight = self.replication.in_flight_mut().map(|write| (write.message.op, &mut write.from));
-        match held.chain(in_flight).find(|(id, _)| *id == op) {
+        let held = self.ops.ops.iter_mut().map(|(_, held)| (&mut held.request, &mut held.from));
+        let in_flight = self.replication.in_flight_mut().map(|write| (&mut write.request, &mut write.from));
+        match held.chain(in_flight).find(|(request, _)| request.op == op) {
             Some(_) if planted::active(Bug::ReplyToOldConnection) => true,
-            Some((_, from)) => {
-                if let Some(to) = from.replace(arrival.from) {
-                    out.push_back(PgAction::Superseded { to });
-                }
+            Some((request, from)) => {
+                let is_late =
+                    arrival.request.attempt < request.attempt && !planted::active(Bug::ReplyToLateCopy);
+                let superseded = if is_late {
+                    Some(arrival.from)
+                } else {
+                    request.attempt = arrival.request.attempt;
+                    from.replace(arrival.from)
+                };
+                out.extend(superseded.map(|to| PgAction::Superseded { to }));
                 true
             }
             None => false,

@@ -431,7 +431,7 @@ impl Bed {
             lowest_outstanding: lowest,
             snap_seq: 0,
             guard: Guard::Any,
-            resent: false,
+            attempt: 0,
             client_queue_ns: 0,
         }
     }
@@ -514,7 +514,7 @@ impl Bed {
             let pending: Vec<_> =
                 self.client.cells.iter().filter_map(|cell| Some((cell.pending?, cell.stamp))).collect();
             for (request, stamp) in pending {
-                self.send(OpRequest { resent: true, ..request }, stamp);
+                self.send(OpRequest { attempt: 1, ..request }, stamp);
             }
         }
     }

@@ -36,7 +36,7 @@ fn write_op(offset: u32, len: u32) -> OpRequest {
         lowest_outstanding: 8,
         snap_seq: 3,
         guard: Guard::Version(ObjectVersion { interval: Epoch(4), stream: 1, sequence: 90 }),
-        resent: true,
+        attempt: 3,
         client_queue_ns: 1000,
     }
 }
@@ -58,7 +58,7 @@ fn a_write_lies_in_the_header_as_documented() {
     assert_eq!(head[64..72], [2, 0, 0, 0, 31, 0, 0, 0], "PG");
     let object = [&[2, 0, 0, 0, 0, 0, 0, 0, 0xCD, 0xAB][..], &[0; 6], &[5], &[0; 7]].concat();
     assert_eq!(head[72..96], object);
-    assert_eq!(head[96..100], [2, 0, 1, 1], "kind, guard, resent");
+    assert_eq!(head[96..100], [2, 0, 1, 3], "kind, guard, attempt");
     assert_eq!(head[100..112], [0xFE, 0x1F, 0, 0, 4, 16, 0, 0, 0xE8, 3, 0, 0], "offset, length, queue time");
     let numbers = |list: &[u64]| list.iter().flat_map(|n| n.to_le_bytes()).collect::<Vec<_>>();
     assert_eq!(head[112..144], numbers(&[7, 9, 8, 3]), "session, number, lowest outstanding, snapshot");

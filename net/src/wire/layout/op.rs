@@ -1,6 +1,6 @@
 //! Layouts of client operations.
 
-use super::{ObjectLayout, OpIdLayout, PgLayout, VersionLayout, flag, layout, zeroed};
+use super::{ObjectLayout, OpIdLayout, PgLayout, VersionLayout, layout, zeroed};
 use crate::wire::codec::DecodeError;
 use crate::wire::op::{Guard, Notify, OpKind, OpReply, OpRequest, OpStatus, Residence};
 use loligo_config::id::CoreId;
@@ -35,7 +35,7 @@ layout! {
         object: ObjectLayout,
         kind: U16,
         guard: u8,
-        resent: u8,
+        attempt: u8,
         offset: U32,
         len: U32,
         client_queue_ns: U32,
@@ -61,7 +61,7 @@ impl From<&OpRequest> for OpLayout {
             object: op.object.into(),
             kind: (op.kind as u16).into(),
             guard,
-            resent: u8::from(op.resent),
+            attempt: op.attempt,
             offset: op.offset.into(),
             len: op.len.into(),
             client_queue_ns: op.client_queue_ns.into(),
@@ -93,7 +93,7 @@ impl TryFrom<&OpLayout> for OpRequest {
             lowest_outstanding: op.lowest_outstanding.get(),
             snap_seq: op.snap_seq.get(),
             guard,
-            resent: flag(op.resent)?,
+            attempt: op.attempt,
             client_queue_ns: op.client_queue_ns.get(),
         })
     }

@@ -302,7 +302,7 @@ pub fn request(
         lowest_outstanding: number,
         snap_seq: 0,
         guard: Guard::Any,
-        resent: false,
+        attempt: 0,
         client_queue_ns: 0,
     }
 }

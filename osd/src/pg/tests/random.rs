@@ -177,7 +177,7 @@ impl Run {
             0 if client.reads.len() < 3 => client.begin_read(&mut self.random),
             1 => match client.pending {
                 // Sent again, as after a timeout.
-                Some(pending) => OpRequest { resent: true, ..pending },
+                Some(pending) => OpRequest { attempt: 1, ..pending },
                 None => return,
             },
             2 if !client.reads.is_empty() => client.reads[0].0,
@@ -265,7 +265,7 @@ impl Run {
             let reads = self.clients[at].reads.iter().map(|(read, _)| *read);
             for op in reads.chain(self.clients[at].pending).collect::<Vec<_>>() {
                 let data = self.clients[at].data(&op);
-                self.cluster.submit(0, OpRequest { resent: true, ..op }, data.as_deref());
+                self.cluster.submit(0, OpRequest { attempt: 1, ..op }, data.as_deref());
             }
         }
         self.cluster.settle();

@@ -2,7 +2,7 @@
 
 use super::cluster::{Cluster, is_done, object, request, write};
 use crate::pg::phase::PhaseKind;
-use crate::pg::{PgEvent, PgStore};
+use crate::pg::{Payload, PgEvent, PgStore, Requester};
 use crate::store::api::SubmitError;
 use loligo_config::id::{Epoch, ImageId, ObjectId, ObjectVersion, SessionId};
 use loligo_config::limits::PG_WRITES_IN_FLIGHT_MAX;
@@ -10,7 +10,7 @@ use loligo_net::wire::Message;
 use loligo_net::wire::list::{LIST_ENTRIES_MAX, read_list, read_sessions};
 use loligo_net::wire::op::{Guard, OpKind, OpRequest, OpStatus};
 use loligo_net::wire::replica::RepStatus;
-use loligo_reactor::env::DiskError;
+use loligo_reactor::env::{ConnectionId, DiskError};
 
 pub fn active() -> Cluster {
     let mut cluster = Cluster::new(3);
@@ -53,7 +53,7 @@ fn an_op_delivered_twice_is_applied_once_and_answered() {
     assert_eq!(cluster.replies.len(), 1, "joined");
     let first = cluster.replies.pop_back().unwrap().1;
     // The reply was lost: the op-id table answers.
-    let again = cluster.run(OpRequest { resent: true, ..op }, Some(&[9; 4096]));
+    let again = cluster.run(OpRequest { attempt: 1, ..op }, Some(&[9; 4096]));
     assert_eq!((again.status, again.version), (OpStatus::Done, first.version));
     assert_eq!(cluster.bytes(0, object(0), 1)[0], 7);
     cluster.assert_members_equal();
@@ -66,7 +66,7 @@ fn the_op_table_survives_a_restart_of_all_members() {
     let first = cluster.run(op, Some(&[7; 4096]));
     (0..3).for_each(|node| cluster.kill(node, 0));
     cluster.settle();
-    let again = cluster.run(OpRequest { resent: true, ..op }, Some(&[9; 4096]));
+    let again = cluster.run(OpRequest { attempt: 1, ..op }, Some(&[9; 4096]));
     assert_eq!((again.status, again.version), (OpStatus::Done, first.version));
     let old = OpRequest { lowest_outstanding: 5, ..write(1, 5, object(0), 0, BLOCK) };
     assert_eq!(cluster.run(old, Some(&[8; 4096])).status, OpStatus::Done);
@@ -101,6 +101,30 @@ fn an_op_that_changed_nothing_takes_no_effect_when_a_copy_of_it_arrives_late() {
     cluster.run(OpRequest { lowest_outstanding: 5, ..write(1, 5, object(1), 0, BLOCK) }, Some(&[1; 4096]));
     assert_eq!(cluster.run(ops[0], None).status, OpStatus::Invalid);
     cluster.assert_members_equal();
+}
+
+/// What was on its way over a connection that is gone may arrive after the same op came over the next one.
+#[test]
+fn a_late_copy_does_not_take_the_reply_along() {
+    let mut cluster = active();
+    let op = write(1, 1, object(0), 0, BLOCK);
+    let mut send = |attempt: u8, connection: u64| {
+        let request = OpRequest { attempt, ..op };
+        let from = Requester { core: 0, connection: ConnectionId(connection) };
+        let data = cluster.pool.copy_of(&[1; 4096]).unwrap();
+        let payload = Some(Payload { data, checksums: None });
+        let (epoch, arrived) = (cluster.epoch, cluster.now);
+        cluster.step(0, PgEvent::Op { request, epoch, payload, from, arrived });
+    };
+    send(1, 8);
+    send(0, 7);
+    send(2, 9);
+    send(1, 8);
+    cluster.settle();
+    let (to, reply, _) = cluster.replies.pop_back().expect("the write is answered");
+    assert!(is_done(&reply));
+    assert_eq!(to.connection, ConnectionId(9), "where the client waits");
+    assert_eq!(cluster.replies.len(), 0, "once");
 }
 
 #[test]
