@@ -6,7 +6,7 @@ use super::shortage::Shortage;
 use super::{Actions, BlockRange, Context, Payload, PerMember, Pg, PgAction, PgStore, Requester, ticket};
 use crate::store::api::{Change, SubmitError, Transaction, WRITE_OVERHEAD};
 use arrayvec::ArrayVec;
-use loligo_config::id::{Epoch, ObjectVersion, OsdId};
+use loligo_config::id::{Epoch, ObjectKind, ObjectVersion, OsdId};
 use loligo_config::limits::{PG_WRITES_IN_FLIGHT_MAX, POOL_SIZE_MAX};
 use loligo_config::units::BLOCK_SIZE;
 use loligo_net::wire::Message;
@@ -219,7 +219,11 @@ impl Pg {
     ) {
         let data_blocks = data_blocks(&change);
         if data_blocks > 0 {
-            match self.room_for(cx, data_blocks) {
+            let room = match is_renewal(cx, &change) {
+                true => self.room_for_renewal(cx, data_blocks),
+                false => self.room_for(cx, data_blocks),
+            };
+            match room {
                 Room::Now => {}
                 Room::Later => return self.ops.put_back(index),
                 Room::None => return self.finish_refused(cx, index, OpStatus::NoSpace, out),
@@ -436,6 +440,17 @@ impl Pg {
         }
     }
 
+    /// A full pool takes the new header and directory of an image that is being removed, or nothing could ever be
+    /// removed: they replace blocks that come back. While this PG has no data in flight, what every member keeps back
+    /// for it is there.
+    fn room_for_renewal<S: PgStore>(&mut self, cx: &Context<'_, S>, blocks: u64) -> Room {
+        match self.replication.known_room(cx.store.credit(), blocks) {
+            Room::Now => Room::Now,
+            Room::Later | Room::None if self.replication.blocks_in_flight == 0 => Room::Now,
+            Room::Later | Room::None => Room::Later,
+        }
+    }
+
     /// A member's credit is asked for while a write waits for space: with nothing in flight no ack would bring it.
     pub(super) fn ask_for_credit(&mut self, now: Instant, out: &mut Actions) {
         if !self.replication.shortage.asks(now, super::RETRY_INTERVAL) {
@@ -459,6 +474,18 @@ impl Replication {
     fn is_front(&self, version: ObjectVersion) -> bool {
         self.in_flight.front().is_some_and(|write| write.message.version == version)
     }
+}
+
+/// Whether a write replaces what an image's header or a directory has already: in the end it takes no space.
+fn is_renewal<S: PgStore>(cx: &Context<'_, S>, change: &Change) -> bool {
+    let Change::Write { object, block, data, .. } = change else { return false };
+    if !matches!(object.kind, ObjectKind::ImageHeader | ObjectKind::Directory) {
+        return false;
+    }
+    let (count, mut there) = (blocks_of(data.len()), 0);
+    let range = BlockRange { object: *object, block: *block, count };
+    cx.store.extents(range, &mut |_, run| there += run);
+    there == count
 }
 
 fn data_blocks(change: &Change) -> u64 {

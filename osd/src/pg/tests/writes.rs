@@ -4,7 +4,7 @@ use super::cluster::{Cluster, is_done, object, request, write};
 use crate::pg::phase::PhaseKind;
 use crate::pg::{Payload, PgEvent, PgStore, Requester};
 use crate::store::api::SubmitError;
-use loligo_config::id::{Epoch, ImageId, ObjectId, ObjectVersion, SessionId};
+use loligo_config::id::{Epoch, ImageId, ObjectId, ObjectKind, ObjectVersion, SessionId};
 use loligo_config::limits::PG_WRITES_IN_FLIGHT_MAX;
 use loligo_net::wire::Message;
 use loligo_net::wire::list::{LIST_ENTRIES_MAX, read_list, read_sessions};
@@ -273,6 +273,27 @@ fn want_of_space_on_any_member_refuses_before_a_version_is_assigned() {
         is_done(&cluster.run(write(1, 5, object(0), 0, BLOCK), Some(&[2; 4096]))),
         "credit was asked for"
     );
+    cluster.assert_members_equal();
+}
+
+/// The removal of an image begins with its name and its header, and it has to end with free space.
+#[test]
+fn a_full_pool_takes_the_headers_that_it_has_and_no_new_ones() {
+    let mut cluster = active();
+    let header = |image: u64| ObjectId { kind: ObjectKind::ImageHeader, image: ImageId(image), ..object(0) };
+    assert!(is_done(&cluster.run(write(1, 1, header(1), 0, BLOCK), Some(&[1; 4096]))));
+    cluster.nodes.iter_mut().for_each(|node| node.store.credit = 0);
+    cluster.disconnect(0, 1);
+    cluster.connect(0, 1);
+    cluster.settle();
+    // Two at once: the second has to wait for the first.
+    cluster.submit(0, write(1, 2, header(1), 0, BLOCK), Some(&[2; 4096]));
+    assert!(is_done(&cluster.run(write(1, 3, header(1), 0, BLOCK), Some(&[3; 4096]))));
+    assert_eq!(cluster.bytes(2, header(1), 1)[0], 3);
+    let status = |cluster: &mut Cluster, op| cluster.run(op, Some(&[4; 4096])).status;
+    assert_eq!(status(&mut cluster, write(1, 4, header(2), 0, BLOCK)), OpStatus::NoSpace, "a new image");
+    assert_eq!(status(&mut cluster, write(1, 5, header(1), BLOCK, BLOCK)), OpStatus::NoSpace, "a longer one");
+    assert_eq!(status(&mut cluster, write(1, 6, object(0), 0, BLOCK)), OpStatus::NoSpace, "data");
     cluster.assert_members_equal();
 }
 
