@@ -113,6 +113,11 @@ impl History {
         }
     }
 
+    /// Zeroes in a block that reads may still see; see [`Register::zeroes`].
+    pub fn zeroes(&self, block: u64) -> usize {
+        self.blocks.get(&block).map_or(0, Register::zeroes)
+    }
+
     /// Request `op` is about to read `block`. Call it again with the same `op` for every further block.
     pub fn begin_read(&mut self, now: u64, op: u64, block: u64) {
         self.request(op, false).blocks.push(block);

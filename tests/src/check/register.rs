@@ -85,6 +85,12 @@ impl Register {
         }
     }
 
+    /// Zeroes in it that reads may still see: what the work of the checker grows with.
+    pub fn zeroes(&self) -> usize {
+        let of_state = |state: &Vec<Group>| state.iter().filter(|group| group.value == Stamp::Zero).count();
+        self.states.iter().map(of_state).max().unwrap_or_default()
+    }
+
     /// A write was answered.
     ///
     /// # Errors

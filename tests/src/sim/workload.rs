@@ -16,6 +16,9 @@ const SECTOR: u64 = 512;
 const BLOCK: u64 = 4096;
 /// Blocks at the begin of each image that are written by the sector.
 const SMALL_BLOCKS: u64 = 4;
+/// Zeroes of one block that reads may still see, beyond which it gets data instead: each of them doubles the ways in which the
+/// checker can explain a read, at worst.
+const ZEROES_MAX: usize = 6;
 /// Blocks of the hot part of an image.
 const HOT_BLOCKS: u64 = 12;
 /// Blocks of one read of a scan.
@@ -255,7 +258,12 @@ impl Work {
             }
             Mode::Load => {
                 let image = self.random.below(self.images.len() as u64) as usize;
-                let (kind, offset, len) = self.draw(sizes(image)?);
+                let (mut kind, offset, len) = self.draw(sizes(image)?);
+                let has_zeroes = |(register, _)| self.history.zeroes(register) >= ZEROES_MAX;
+                let frees = matches!(kind, Kind::Discard | Kind::WriteZeroes);
+                if frees && registers(image, offset, len).any(has_zeroes) {
+                    kind = Kind::Write;
+                }
                 (image, kind, offset, len)
             }
         };

@@ -157,7 +157,8 @@ impl Media {
         }
     }
 
-    /// Operations complete at once, for what is not part of the run: mkfs before it, the audit after it.
+    /// Operations complete at once, also those in flight, for what is not part of the run: mkfs before it, the audit
+    /// after it.
     pub fn set_instant(&mut self, instant: bool) {
         self.instant = instant;
     }
@@ -337,7 +338,7 @@ impl Media {
     }
 
     pub(super) fn take_due(&mut self, queue: u32) -> Option<Pending> {
-        if self.next_due(queue)? > self.time.now() {
+        if self.next_due(queue)? > self.time.now() && !self.instant {
             return None;
         }
         let (key, _) = self.pending.range((queue, 0, 0)..).next()?;
