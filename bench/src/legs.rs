@@ -1,23 +1,31 @@
-//! Where the time of writes went, on average: the acknowledgements carry what every leg took.
+//! Where the time of writes went: the acknowledgements carry what every leg took.
 
+use crate::load::histogram;
+use hdrhistogram::Histogram;
 use loligo_client::Waterfall;
 use serde::Serialize;
 
-/// Sums over many writes, in nanoseconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// The legs of many writes.
+#[derive(Clone, Debug)]
 pub struct Legs {
-    count: u64,
-    client: u64,
-    network: u64,
-    primary: u64,
-    submit: u64,
-    device: u64,
-    replica: u64,
-    replica_residence: u64,
-    replica_device: u64,
+    /// One for every field of [`MeanLegs`], in its order.
+    legs: [Leg; 8],
 }
 
-/// Means, in microseconds. Client, network and primary one after the other make the latency; what the primary does is
+#[derive(Clone, Debug)]
+struct Leg {
+    /// Exact, where the histogram's mean is rounded.
+    sum_ns: u64,
+    times: Histogram<u64>,
+}
+
+impl Default for Legs {
+    fn default() -> Self {
+        Self { legs: std::array::from_fn(|_| Leg { sum_ns: 0, times: histogram() }) }
+    }
+}
+
+/// Means (or medians, which need not add up), in microseconds. Client, network and primary one after the other make the latency; what the primary does is
 /// part of its time, and its own device works beside the replicas.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct MeanLegs {
@@ -43,30 +51,47 @@ impl Legs {
     /// Adds one write.
     pub fn add(&mut self, waterfall: &Waterfall) {
         let residence = waterfall.residence;
-        let add = |sum: &mut u64, ns: u64| *sum = sum.saturating_add(ns);
-        self.count += 1;
-        add(&mut self.client, waterfall.queue_ns.saturating_add(waterfall.completion_ns));
-        add(&mut self.network, waterfall.network_ns());
-        add(&mut self.primary, residence.primary_ns.into());
-        add(&mut self.submit, residence.submit_ns.into());
-        add(&mut self.device, residence.device_ns.into());
-        add(&mut self.replica, residence.replica_ns.into());
-        add(&mut self.replica_residence, residence.replica_residence_ns.into());
-        add(&mut self.replica_device, residence.replica_device_ns.into());
+        let times = [
+            waterfall.queue_ns.saturating_add(waterfall.completion_ns),
+            waterfall.network_ns(),
+            residence.primary_ns.into(),
+            residence.submit_ns.into(),
+            residence.device_ns.into(),
+            residence.replica_ns.into(),
+            residence.replica_residence_ns.into(),
+            residence.replica_device_ns.into(),
+        ];
+        for (leg, ns) in self.legs.iter_mut().zip(times) {
+            leg.sum_ns = leg.sum_ns.saturating_add(ns);
+            leg.times.saturating_record(ns);
+        }
     }
 
     /// The means; `None` without a write.
     pub fn mean(&self) -> Option<MeanLegs> {
-        let mean = |sum: u64| sum as f64 / self.count as f64 / 1000.0;
-        (self.count > 0).then(|| MeanLegs {
-            client_us: mean(self.client),
-            network_us: mean(self.network),
-            primary_us: mean(self.primary),
-            primary_submit_us: mean(self.submit),
-            primary_device_us: mean(self.device),
-            replica_round_trip_us: mean(self.replica),
-            replica_us: mean(self.replica_residence),
-            replica_device_us: mean(self.replica_device),
+        self.each(|leg| leg.sum_ns as f64 / leg.times.len() as f64)
+    }
+
+    /// Each leg's median, which the odd slow write does not move; `None` without a write.
+    pub fn median(&self) -> Option<MeanLegs> {
+        self.each(|leg| leg.times.value_at_quantile(0.5) as f64)
+    }
+
+    fn each(&self, nanos: impl Fn(&Leg) -> f64) -> Option<MeanLegs> {
+        if self.legs[0].times.is_empty() {
+            return None;
+        }
+        let [client, network, primary, submit, device, replica, residence, replica_device] =
+            self.legs.each_ref().map(|leg| nanos(leg) / 1000.0);
+        Some(MeanLegs {
+            client_us: client,
+            network_us: network,
+            primary_us: primary,
+            primary_submit_us: submit,
+            primary_device_us: device,
+            replica_round_trip_us: replica,
+            replica_us: residence,
+            replica_device_us: replica_device,
         })
     }
 }
@@ -98,5 +123,9 @@ mod tests {
         assert_eq!((mean.client_us, mean.network_us, mean.primary_us), (20.0, 60.0, 120.0));
         assert_eq!(mean.client_us + mean.network_us + mean.primary_us, 200.0, "the mean latency");
         assert_eq!(mean.primary_device_us, 40.0);
+        legs.add(&one(3));
+        legs.add(&one(1000));
+        let median = legs.median().unwrap();
+        assert!((median.primary_us - 180.0).abs() < 0.2, "one slow write does not move it: {median:?}");
     }
 }

@@ -6,6 +6,7 @@
 #![deny(unsafe_code)]
 
 mod args;
+mod bench;
 mod cluster;
 mod daemon;
 mod demo;
@@ -53,6 +54,7 @@ fn run(cli: Cli) -> output::Outcome {
         Command::Pool(command) => pool::run(global, command),
         Command::Rbd(command) => rbd::run(global, command),
         Command::Nbd(args) => nbd::run(global, &args),
+        Command::Bench(command) => bench::run(global, command),
         Command::Dev(command) => dev::run(global, command),
         Command::Demo(args) => demo::run(global, &args),
     }

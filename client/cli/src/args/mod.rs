@@ -1,5 +1,6 @@
 //! The command line: every command, its options and its examples, one file per noun.
 
+mod bench;
 mod dev;
 mod mon;
 mod nbd;
@@ -8,6 +9,7 @@ mod pool;
 mod rbd;
 mod value;
 
+pub use bench::{BenchCommand, FloorArgs};
 pub use dev::{DemoArgs, DevCommand, DevStartArgs};
 pub use mon::{MonCommand, MonRunArgs};
 pub use nbd::NbdArgs;
@@ -111,6 +113,9 @@ pub enum Command {
     Rbd(RbdCommand),
     /// Serve images over NBD, in the foreground
     Nbd(NbdArgs),
+    /// Measure: this machine's floor, and images against it
+    #[command(subcommand, arg_required_else_help = true)]
+    Bench(BenchCommand),
     /// A whole cluster on this host, on files, for development
     #[command(subcommand, arg_required_else_help = true)]
     Dev(DevCommand),

@@ -3,7 +3,9 @@
 use super::Stage;
 use crate::cluster::Connection;
 use crate::output::{Align, Failure, Outcome, Table};
-use loligo_bench::floor::{self, Waiting};
+use loligo_bench::floor::disk::{Disk, Place};
+use loligo_bench::floor::network::{self, Exchange};
+use loligo_bench::floor::{FloorError, Waiting};
 use loligo_bench::load::{self, IoType, Latency, LoadReport, LoadSettings, Pattern};
 use loligo_client::ImageHandle;
 use loligo_nvme::uring::{OpenDevice, UringOptions};
@@ -30,8 +32,7 @@ pub struct Measured {
 pub fn run(stage: &Stage, cluster: &mut Connection, image: ImageHandle) -> Outcome<Measured> {
     let time = Duration::from_secs(stage.options().seconds);
     let floor_time = time.div_f64(2.0);
-    let failed =
-        |error: floor::FloorError| Failure::new(format!("the floor cannot be measured: {error}"), "");
+    let failed = |error: FloorError| Failure::new(format!("the floor cannot be measured: {error}"), "");
     // The image's blocks first: an overwrite is what a database does.
     let fill = Load { io: IoType::Write, pattern: Pattern::Sequential, io_len: 1 << 20, depth: 8 };
     fill.run(cluster, image, None)?;
@@ -40,9 +41,12 @@ pub fn run(stage: &Stage, cluster: &mut Connection, image: ImageHandle) -> Outco
     stage.step("durable writes measured");
     let reads = qd1(IoType::Read).run(cluster, image, Some(time))?;
     stage.step("reads measured");
-    let disk = floor::durable_writes(stage.path(), COPIES, floor_time).map_err(failed)?;
-    let spinning = floor::round_trips(Waiting::Spinning, floor_time).map_err(failed)?;
-    let sleeping = floor::round_trips(Waiting::Sleeping, floor_time).map_err(failed)?;
+    let mut writers = Disk::prepare(Place::Folder(stage.path()), COPIES).map_err(failed)?;
+    let disk = writers.durable_writes(COPIES, Waiting::Spinning, floor_time).map_err(failed)?;
+    drop(writers);
+    let round_trips = |waiting| network::round_trips(Exchange::WRITE, waiting, floor_time).map_err(failed);
+    let spinning = round_trips(Waiting::Spinning)?;
+    let sleeping = round_trips(Waiting::Parked)?;
     stage.step("the machine's floor measured");
     let mut table = Table::new(&[
         ("4 KiB AT QUEUE DEPTH 1", Align::Left),

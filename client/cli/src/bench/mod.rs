@@ -1,0 +1,17 @@
+//! `loligo bench …`: the machine's floor, an image's figures.
+
+mod floor;
+mod target;
+
+use crate::args::{BenchCommand, Global};
+use crate::output::Outcome;
+
+/// `loligo bench …`
+///
+/// # Errors
+/// When something cannot be measured, or would overwrite data that nobody gave up.
+pub fn run(global: &Global, command: BenchCommand) -> Outcome {
+    match command {
+        BenchCommand::Floor(args) => floor::run(global, &args),
+    }
+}
