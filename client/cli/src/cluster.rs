@@ -33,11 +33,15 @@ pub type Connection = Blocking<Os, Reactor>;
 /// # Errors
 /// When it cannot be read, or something in it is wrong.
 pub fn host_file(global: &Global) -> Outcome<Option<HostFile>> {
-    let found = match &global.conf {
+    host_file_path(global).map(|path| read_host_file(&path)).transpose()
+}
+
+/// Where the host file is: the one given, else the first that is found.
+pub fn host_file_path(global: &Global) -> Option<PathBuf> {
+    match &global.conf {
         Some(path) => Some(path.clone()),
         None => CONF_PATHS.iter().map(PathBuf::from).find(|path| path.exists()),
-    };
-    found.map(|path| read_host_file(&path)).transpose()
+    }
 }
 
 /// Reads one host file.

@@ -9,7 +9,7 @@ mod pool;
 mod rbd;
 mod value;
 
-pub use bench::{BenchCommand, FloorArgs};
+pub use bench::{BenchCommand, FloorArgs, RoundsArgs};
 pub use dev::{DemoArgs, DevCommand, DevStartArgs};
 pub use mon::{MonCommand, MonRunArgs};
 pub use nbd::NbdArgs;

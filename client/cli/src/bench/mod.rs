@@ -1,6 +1,8 @@
 //! `loligo bench …`: the machine's floor, an image's figures.
 
 mod floor;
+mod processes;
+mod rounds;
 mod target;
 
 use crate::args::{BenchCommand, Global};
@@ -13,5 +15,7 @@ use crate::output::Outcome;
 pub fn run(global: &Global, command: BenchCommand) -> Outcome {
     match command {
         BenchCommand::Floor(args) => floor::run(global, &args),
+        BenchCommand::Qd1(args) => rounds::run(global, &args.load, &rounds::QD1),
+        BenchCommand::Profile(args) => rounds::run(global, &args.load, &rounds::PROFILE),
     }
 }
