@@ -219,6 +219,7 @@ impl Total {
         sum.work.abandoned += new.work.abandoned;
         sum.reads += new.reads;
         sum.acked += new.acked;
+        sum.loosened += new.loosened;
         sum.admin += new.admin;
         for (kind, count) in &new.faults {
             *sum.faults.entry(*kind).or_default() += count;
@@ -248,11 +249,11 @@ impl Total {
         );
         let seconds = stats.time as f64 / 1e9;
         let speed = seconds / cpu_seconds().max(1e-9);
-        let Stats { work, reads, acked, .. } = stats;
+        let Stats { work, reads, acked, loosened, .. } = stats;
         println!(
             "{} seeds, {} failed{}; {:.3} cluster-hours; {} requests checked ({:.0} per simulated second), {} refused, {} \
-             abandoned; blocks: {reads} read, {acked} written; {} admin steps; healed in {:.1} s at most; {:.0} x real \
-             time per core",
+             abandoned; blocks: {reads} read, {acked} written, {loosened} times with too many zeroes to tell apart; {} \
+             admin steps; healed in {:.1} s at most; {:.0} x real time per core (CPU time)",
             self.seeds,
             self.failed,
             if self.different > 0 {

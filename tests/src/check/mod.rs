@@ -118,6 +118,11 @@ impl History {
         self.blocks.get(&block).map_or(0, Register::zeroes)
     }
 
+    /// How often zeroes were told apart no more, over all blocks; see [`Register::loosened`].
+    pub fn loosened(&self) -> u64 {
+        self.blocks.values().map(Register::loosened).sum()
+    }
+
     /// Request `op` is about to read `block`. Call it again with the same `op` for every further block.
     pub fn begin_read(&mut self, now: u64, op: u64, block: u64) {
         self.request(op, false).blocks.push(block);

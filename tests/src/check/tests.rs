@@ -355,6 +355,48 @@ fn zeroes_are_told_apart_as_far_as_they_can_be() {
     history.observe(8, 7, Write(1)).unwrap_err();
 }
 
+/// Many zeroes in flight at once, with reads of each moment: more ways to explain them than are kept.
+#[test]
+fn too_many_zeroes_cost_precision_and_refuse_nothing_right() {
+    let mut history = History::new();
+    let (mut now, mut op) = (0, 0);
+    let mut next = || {
+        op += 1;
+        op
+    };
+    let writes: Vec<u64> = (0..14).map(|_| next()).collect();
+    for write in &writes {
+        now += 1;
+        history.begin_write(now, *write, 7, Zero);
+    }
+    for _ in 0..40 {
+        // Two reads that overlap each other and every write.
+        let (first, second) = (next(), next());
+        for read in [first, second] {
+            now += 1;
+            history.begin_read(now, read, 7);
+        }
+        for read in [first, second] {
+            now += 1;
+            history.end_read(now, read, 7, Zero).unwrap();
+        }
+        let write = next();
+        history.begin_write(now + 1, write, 7, Write(write));
+        history.end_write(now + 2, write, Outcome::Acked).unwrap();
+        now += 3;
+        history.observe(now, 7, Write(write)).unwrap();
+    }
+    assert!(history.loosened() > 0, "there were too many ways");
+    for write in writes {
+        now += 1;
+        history.end_write(now, write, Outcome::Acked).unwrap();
+    }
+    let write = next();
+    history.begin_write(now + 1, write, 7, Write(write));
+    history.end_write(now + 2, write, Outcome::Acked).unwrap();
+    history.observe(now + 3, 7, Zero).unwrap_err();
+}
+
 #[test]
 fn what_is_wrong_offline_is_named() {
     let operation = |begin, end, kind, value| Operation { begin, end, kind, value };

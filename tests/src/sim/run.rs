@@ -45,6 +45,8 @@ pub struct Stats {
     pub reads: u64,
     /// Registers written and acknowledged.
     pub acked: u64,
+    /// How often the zeroes of a block were told apart no more.
+    pub loosened: u64,
     /// What the administrator did.
     pub admin: u64,
     /// Faults that struck, by kind.
@@ -257,7 +259,8 @@ impl Story<'_> {
         let stats = &mut self.stats;
         stats.time = cluster.now();
         stats.work = cluster.work.stats();
-        (stats.reads, stats.acked) = (cluster.work.history().reads(), cluster.work.history().acked());
+        let history = cluster.work.history();
+        (stats.reads, stats.acked, stats.loosened) = (history.reads(), history.acked(), history.loosened());
         stats.admin = cluster.admin.done();
         stats.frames = [links.frames, links.lost, links.damaged];
         stats.polls = [cluster.wakes, cluster.polls];
