@@ -274,6 +274,10 @@ impl Admin {
                 if self.lenient =>
             {
                 self.queue.clear();
+                // How large the image is now has to be known, or the next size could be a smaller one.
+                if let Step::Grow { .. } = step {
+                    self.queue.push_back(step);
+                }
             }
             (_, Err(error)) => {
                 return Err(Failure::new(format!("the administrator's {step:?} failed: {error}")));

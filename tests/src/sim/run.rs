@@ -229,10 +229,27 @@ impl Story<'_> {
         Ok(())
     }
 
+    /// What dead clients had sent arrives, or nothing of it is left, and what was given up after its time limit has its end. A
+    /// disk that hung before may still end an OSD, and what clients have sent waits for it: then it takes longer.
+    fn come_to_rest(&mut self) -> Result<(), Failure> {
+        let epoch = |cluster: &Cluster| cluster.mon.process().map(|mon| mon.map().epoch);
+        let last = self.cluster.now() + CLEAN_MAX;
+        loop {
+            let before = (epoch(&self.cluster), self.cluster.exits);
+            self.cluster.run_until(self.cluster.now() + SETTLE)?;
+            if before == (epoch(&self.cluster), self.cluster.exits) || self.cluster.options.damage {
+                return Ok(());
+            }
+            if self.cluster.now() > last {
+                return Err(Failure::new("the map changes without end, though everything has healed"));
+            }
+            self.look("active and clean again", CLEAN_MAX, Cluster::unclean)?;
+        }
+    }
+
     /// Everything is read twice: what was acked is there, and what was in doubt does not change any more.
     fn read_back(&mut self) -> Result<(), Failure> {
-        // What dead clients had sent arrives, or nothing of it is left.
-        self.cluster.run_until(self.cluster.now() + SETTLE)?;
+        self.come_to_rest()?;
         let now = self.cluster.now();
         self.cluster.work.settle(now);
         for turn in ["first", "second"] {
