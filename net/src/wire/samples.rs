@@ -168,7 +168,7 @@ impl Draw {
             lowest_outstanding: self.next(),
             snap_seq: self.next(),
             guard: if self.flag() { Guard::Any } else { Guard::Version(self.version()) },
-            attempt: self.next() as u8,
+            attempt: u8::from(self.flag()),
             client_queue_ns: self.u32(),
         };
         let body = match request.kind {

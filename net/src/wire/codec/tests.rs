@@ -203,7 +203,6 @@ fn sealed_lies_are_refused() {
     assert_eq!(refusal(96, &[1]), DecodeError::Length, "a read with data");
     assert_eq!(refusal(98, &[2]), DecodeError::Value("guard"));
     assert_eq!(refusal(98, &[0]), DecodeError::Reserved, "a guard's version without a guard");
-    assert_eq!(refusal(99, &[2]), DecodeError::Value("flag"));
     assert_eq!(refusal(104, &[0, 8]), DecodeError::Length, "length of the op and of its data");
     assert_eq!(refusal(170, &[1]), DecodeError::Reserved);
     assert_eq!(refusal(200, &[1]), DecodeError::Reserved, "behind the checksums");
