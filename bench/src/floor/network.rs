@@ -61,13 +61,13 @@ pub fn round_trips(
 ///
 /// # Errors
 /// As the system refuses it.
-pub fn prepare(stream: &TcpStream, waiting: Waiting) -> io::Result<()> {
+fn prepare(stream: &TcpStream, waiting: Waiting) -> io::Result<()> {
     stream.set_nodelay(true)?;
     stream.set_nonblocking(waiting == Waiting::Spinning)
 }
 
 /// Answers every request until the other end goes away.
-pub fn echo(mut stream: TcpStream, exchange: Exchange, waiting: Waiting) {
+fn echo(mut stream: TcpStream, exchange: Exchange, waiting: Waiting) {
     let mut request = vec![0; exchange.request_len];
     let reply = vec![1; exchange.reply_len];
     while receive(&mut stream, &mut request, waiting).is_ok() {
@@ -81,7 +81,7 @@ pub fn echo(mut stream: TcpStream, exchange: Exchange, waiting: Waiting) {
 ///
 /// # Errors
 /// When the network fails or the other end goes away.
-pub fn measure(
+fn measure(
     stream: &mut TcpStream,
     exchange: Exchange,
     waiting: Waiting,

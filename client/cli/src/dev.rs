@@ -11,7 +11,7 @@ use loligo_config::id::{ClusterId, OsdId};
 use loligo_config::units::ByteLen;
 use serde_json::{Value, json};
 use std::fmt;
-use std::io::{self, ErrorKind};
+use std::io::ErrorKind;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
@@ -349,11 +349,9 @@ fn free_ports(count: u32) -> Option<Vec<SocketAddr>> {
     let count = usize::try_from(count).ok().filter(|count| *count <= all.len())?;
     let rows = all.len() / count;
     let first = std::process::id() as usize % rows;
-    (0..rows).map(|at| &all[(first + at) % rows * count..][..count]).find_map(|row| {
-        // Held all at once: a listener that has just gone away may come back.
-        let held: io::Result<Vec<TcpListener>> = row.iter().map(TcpListener::bind).collect();
-        held.is_ok().then(|| row.to_vec())
-    })
+    let row = |at| &all[(first + at) % rows * count..][..count];
+    let is_free = |row: &&[SocketAddr]| row.iter().all(|address| TcpListener::bind(address).is_ok());
+    (0..rows).map(row).find(is_free).map(<[SocketAddr]>::to_vec)
 }
 
 fn start(global: &Global, args: &DevStartArgs) -> Outcome {

@@ -1,5 +1,6 @@
 //! `loligo bench floor`: what the machine needs, and what an image's writes take above it.
 
+use super::latency;
 use super::target::{Shape, Target};
 use crate::args::{FloorArgs, Global};
 use crate::cluster::ImageSpec;
@@ -132,7 +133,7 @@ fn measure(place: Place<'_>, args: &FloorArgs, time: Duration) -> Result<Floor, 
 fn hold_against(mut target: Target, floor: &Floor, poll: PollMode, time: Duration) -> Outcome<Compared> {
     target.fill()?;
     let qd1 = Shape { io: IoType::Write, pattern: Pattern::Random, io_len: u64::from(BLOCK_SIZE), depth: 1 };
-    let report = target.load(qd1, Some(time))?;
+    let report = target.load(qd1, time)?;
     target.close();
     let (Some(copies), Some(legs)) = (report.copies_min, report.legs.median()) else {
         return Err(Failure::new(
@@ -209,19 +210,10 @@ fn flush_mode(geometry: &Geometry) -> &'static str {
 }
 
 fn plain(args: &FloorArgs, floor: &Floor, compared: Option<&Compared>) -> String {
-    let mut table = Table::new(&[
-        ("FLOOR", Align::Left),
-        ("COUNT", Align::Right),
-        ("MEAN us", Align::Right),
-        ("P50 us", Align::Right),
-        ("P99 us", Align::Right),
-        ("P99.9 us", Align::Right),
-        ("MAX us", Align::Right),
-    ]);
+    let mut table = Table::new(&[&[("FLOOR", Align::Left)][..], &latency::COLUMNS].concat());
     for Figure { what, latency, .. } in &floor.figures {
-        let times = [latency.mean_us, latency.p50_us, latency.p99_us, latency.p99_9_us, latency.max_us];
-        let mut cells = vec![what.clone(), latency.count.to_string()];
-        cells.extend(times.map(precise));
+        let mut cells = vec![what.clone()];
+        cells.extend(latency::cells(latency, precise));
         table.row(cells);
     }
     let mut text = format!("{table}\n4 KiB writes in {}", args.place.display());

@@ -1,9 +1,10 @@
 //! `loligo bench …`: the machine's floor, an image's figures.
 
 mod floor;
+pub mod latency;
 mod processes;
 mod rounds;
-mod target;
+pub mod target;
 
 use crate::args::{BenchCommand, Global};
 use crate::output::Outcome;

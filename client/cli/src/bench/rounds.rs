@@ -89,10 +89,10 @@ fn measure(
             progress.set(done, total);
             done += 1;
             if args.ramp > 0 {
-                target.load(*shape, Some(Duration::from_secs(args.ramp)))?;
+                target.load(*shape, Duration::from_secs(args.ramp))?;
             }
             let before = osds.cpu();
-            let report = target.load(*shape, Some(Duration::from_secs(args.seconds)))?;
+            let report = target.load(*shape, Duration::from_secs(args.seconds))?;
             let cpu = before.zip(osds.cpu()).map(|(before, after)| after.saturating_sub(before));
             measured.copies = [measured.copies, report.copies_min].into_iter().flatten().min();
             let both = latencies.entry(name).or_insert_with(load::histogram);

@@ -3,7 +3,7 @@
 use crate::args::Global;
 use crate::cluster::{self, Connection, ImageSpec};
 use crate::output::{self, Failure, Outcome, Progress, bytes};
-use loligo_bench::load::{self, IoType, LoadReport, LoadSettings, Pattern};
+use loligo_bench::load::{self, IoType, LoadError, LoadReport, LoadSettings, Pattern, Tick};
 use loligo_client::ImageHandle;
 use loligo_config::file::PollMode;
 use loligo_reactor::env::Entropy;
@@ -13,7 +13,7 @@ use std::time::Duration;
 /// Bytes of one request that fills.
 const FILL_LEN: u64 = 1 << 20;
 
-/// One load's kind: what, where, how large, how many at once.
+/// A load: what, where, how large, how many at once.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     /// What.
@@ -24,6 +24,32 @@ pub struct Shape {
     pub io_len: u64,
     /// Requests in flight.
     pub depth: u32,
+}
+
+impl Shape {
+    /// For a time, or once over the image's `size` bytes; `tick` hears of it now and then.
+    ///
+    /// # Errors
+    /// When a request fails.
+    pub fn run(
+        self,
+        cluster: &mut Connection,
+        image: ImageHandle,
+        size: u64,
+        time: Option<Duration>,
+        tick: &mut dyn FnMut(Tick),
+    ) -> Result<LoadReport, LoadError> {
+        let settings = LoadSettings {
+            io: self.io,
+            pattern: self.pattern,
+            io_len: self.io_len,
+            depth: self.depth,
+            bytes_max: time.is_none().then_some(size),
+            time_max: time,
+            seed: OsEntropy::new().next_u64(),
+        };
+        load::run(cluster, image, settings, tick)
+    }
 }
 
 /// An open image that may be overwritten.
@@ -57,37 +83,29 @@ impl Target {
     pub fn fill(&mut self) -> Outcome {
         let io_len = FILL_LEN.min(self.size);
         let shape = Shape { io: IoType::Write, pattern: Pattern::Sequential, io_len, depth: 8 };
-        self.load(shape, None).map(drop)
+        let Self { cluster, image, size } = self;
+        let mut progress = Progress::new("writing the image fully", true);
+        let report = shape.run(cluster, *image, *size, None, &mut |tick| progress.set(tick.bytes, *size));
+        report.map(drop).map_err(failed)
     }
 
-    /// A load for a time, or once over the image.
+    /// A load for a time.
     ///
     /// # Errors
     /// When a request fails.
-    pub fn load(&mut self, shape: Shape, time: Option<Duration>) -> Outcome<LoadReport> {
-        let settings = LoadSettings {
-            io: shape.io,
-            pattern: shape.pattern,
-            io_len: shape.io_len,
-            depth: shape.depth,
-            bytes_max: time.is_none().then_some(self.size),
-            time_max: time,
-            seed: OsEntropy::new().next_u64(),
-        };
-        let mut progress = Progress::new("writing the image fully", true);
-        let size = self.size;
-        let report = load::run(&mut self.cluster, self.image, settings, &mut |tick| {
-            if time.is_none() {
-                progress.set(tick.bytes, size);
-            }
-        });
-        report.map_err(|error| Failure::new(error.to_string(), "`loligo status` says how the cluster is"))
+    pub fn load(&mut self, shape: Shape, time: Duration) -> Outcome<LoadReport> {
+        let Self { cluster, image, size } = self;
+        shape.run(cluster, *image, *size, Some(time), &mut |_| {}).map_err(failed)
     }
 
     /// Closes the image.
     pub fn close(mut self) {
         self.cluster.close(self.image);
     }
+}
+
+fn failed(error: LoadError) -> Failure {
+    Failure::new(error.to_string(), "`loligo status` says how the cluster is")
 }
 
 fn refuse_data(cluster: &mut Connection, spec: &ImageSpec) -> Outcome {

@@ -1,16 +1,16 @@
 //! What a durable write and a read take, beside the machine's floor.
 
 use super::Stage;
+use crate::bench::latency;
+use crate::bench::target::Shape;
 use crate::cluster::Connection;
 use crate::output::{Align, Failure, Outcome, Table};
 use loligo_bench::floor::disk::{Disk, Place};
 use loligo_bench::floor::network::{self, Exchange};
 use loligo_bench::floor::{FloorError, Waiting};
-use loligo_bench::load::{self, IoType, Latency, LoadReport, LoadSettings, Pattern};
+use loligo_bench::load::{IoType, Latency, Pattern};
 use loligo_client::ImageHandle;
-use loligo_nvme::uring::{OpenDevice, UringOptions};
-use loligo_reactor::env::{Entropy, WriteCache};
-use loligo_reactor::os::OsEntropy;
+use loligo_reactor::env::WriteCache;
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -34,30 +34,26 @@ pub fn run(stage: &Stage, cluster: &mut Connection, image: ImageHandle) -> Outco
     let floor_time = time.div_f64(2.0);
     let failed = |error: FloorError| Failure::new(format!("the floor cannot be measured: {error}"), "");
     // The image's blocks first: an overwrite is what a database does.
-    let fill = Load { io: IoType::Write, pattern: Pattern::Sequential, io_len: 1 << 20, depth: 8 };
-    fill.run(cluster, image, None)?;
-    let qd1 = |io| Load { io, pattern: Pattern::Random, io_len: 4096, depth: 1 };
-    let writes = qd1(IoType::Write).run(cluster, image, Some(time))?;
+    let mut load = |shape: Shape, time| {
+        let report = shape.run(cluster, image, super::IMAGE_LEN, time, &mut |_| {});
+        report.map_err(|error| Failure::new(error.to_string(), ""))
+    };
+    load(Shape { io: IoType::Write, pattern: Pattern::Sequential, io_len: 1 << 20, depth: 8 }, None)?;
+    let qd1 = |io| Shape { io, pattern: Pattern::Random, io_len: 4096, depth: 1 };
+    let writes = load(qd1(IoType::Write), Some(time))?;
     stage.step("durable writes measured");
-    let reads = qd1(IoType::Read).run(cluster, image, Some(time))?;
+    let reads = load(qd1(IoType::Read), Some(time))?;
     stage.step("reads measured");
     let mut writers = Disk::prepare(Place::Folder(stage.path()), COPIES).map_err(failed)?;
     let disk = writers.durable_writes(COPIES, Waiting::Spinning, floor_time).map_err(failed)?;
+    let cache = writers.geometry().expect("there are writers").write_cache;
     drop(writers);
     let round_trips = |waiting| network::round_trips(Exchange::WRITE, waiting, floor_time).map_err(failed);
     let spinning = round_trips(Waiting::Spinning)?;
     let sleeping = round_trips(Waiting::Parked)?;
     stage.step("the machine's floor measured");
-    let mut table = Table::new(&[
-        ("4 KiB AT QUEUE DEPTH 1", Align::Left),
-        ("COPIES AT ACK", Align::Right),
-        ("COUNT", Align::Right),
-        ("MEAN us", Align::Right),
-        ("P50 us", Align::Right),
-        ("P99 us", Align::Right),
-        ("P99.9 us", Align::Right),
-        ("MAX us", Align::Right),
-    ]);
+    let titles = [("4 KiB AT QUEUE DEPTH 1", Align::Left), ("COPIES AT ACK", Align::Right)];
+    let mut table = Table::new(&[&titles[..], &latency::COLUMNS].concat());
     let copies = writes.copies_min.unwrap_or(0).to_string();
     row(&mut table, "durable write", &copies, &Latency::of(&writes.writes));
     row(&mut table, "read", "-", &Latency::of(&reads.reads));
@@ -83,60 +79,25 @@ pub fn run(stage: &Stage, cluster: &mut Connection, image: ImageHandle) -> Outco
             "round_trip_sleeping": Latency::of(&sleeping),
         },
     });
-    Ok(Measured { text: format!("\n{table}\n{}\n\n", conditions(stage, &copies)?), value })
+    Ok(Measured { text: format!("\n{table}\n{}\n\n", conditions(stage, &copies, cache)), value })
 }
 
-fn conditions(stage: &Stage, copies: &str) -> Outcome<String> {
-    let probe = stage.path().join("geometry");
-    std::fs::write(&probe, vec![0; 8192]).map_err(Failure::plain)?;
-    let cache = OpenDevice::open(&probe, UringOptions::default())
-        .map(|device| device.geometry().write_cache)
-        .map_err(Failure::plain);
-    let _ = std::fs::remove_file(&probe); // In a temporary folder anyway.
-    let flush = match cache? {
+fn conditions(stage: &Stage, copies: &str, cache: WriteCache) -> String {
+    let flush = match cache {
         WriteCache::Volatile => "every write is forced through the device's volatile cache (FUA)",
         WriteCache::None => "the device has no volatile cache, so none is flushed",
     };
-    Ok(format!(
+    format!(
         "A write is acknowledged when {copies} copies are durable; {flush}.\n\
          A write takes two round trips and one device write at least: client, primary, replicas and back.\n\
          Poll mode {}; client, mon and three OSD processes share {} cores.",
         stage.options().poll.as_str(),
         loligo_reactor::os::cpu::allowed_cores().map_or(0, |cores| cores.len()),
-    ))
+    )
 }
 
 fn row(table: &mut Table, what: &str, copies: &str, latency: &Latency) {
-    let figures = [latency.mean_us, latency.p50_us, latency.p99_us, latency.p99_9_us, latency.max_us];
-    let mut cells = vec![what.to_owned(), copies.to_owned(), latency.count.to_string()];
-    cells.extend(figures.map(|figure| format!("{figure:.0}")));
+    let mut cells = vec![what.to_owned(), copies.to_owned()];
+    cells.extend(latency::cells(latency, |figure| format!("{figure:.0}")));
     table.row(cells);
-}
-
-struct Load {
-    io: IoType,
-    pattern: Pattern,
-    io_len: u64,
-    depth: u32,
-}
-
-impl Load {
-    /// For a time, or once over the image.
-    fn run(
-        &self,
-        cluster: &mut Connection,
-        image: ImageHandle,
-        time: Option<Duration>,
-    ) -> Outcome<LoadReport> {
-        let settings = LoadSettings {
-            io: self.io,
-            pattern: self.pattern,
-            io_len: self.io_len,
-            depth: self.depth,
-            bytes_max: time.is_none().then_some(super::IMAGE_LEN),
-            time_max: time,
-            seed: OsEntropy::new().next_u64(),
-        };
-        load::run(cluster, image, settings, &mut |_| {}).map_err(|error| Failure::new(error.to_string(), ""))
-    }
 }
