@@ -24,7 +24,7 @@ fn passes_with(seed: u64, overrides: Overrides) {
         if let Some((register, events)) = &failure.register {
             println!("{}\n{}", name_of(*register), events.join("\n"));
         }
-        panic!("SEED={seed}: {}; replay: cargo sim {seed}", failure.what);
+        panic!("SEED={seed}: {}; replay: cargo sim {seed}{overrides}", failure.what);
     }
 }
 

@@ -142,24 +142,6 @@ impl Args {
             .map(|list| list.split(',').filter_map(|part| part.trim().parse().ok()).collect());
         Order { seed, overrides, only, level: Level::None, print: false }
     }
-
-    /// The options that change what a seed draws, as they were given.
-    fn repeated(&self) -> String {
-        let mut text = String::new();
-        let mut add = |name: &str, value: Option<String>| {
-            if let Some(value) = value {
-                text.push_str(&format!(" --{name} {value}"));
-            }
-        };
-        add("osds", self.osds.map(|value| value.to_string()));
-        add("shards", self.shards.map(|value| value.to_string()));
-        add("clients", self.clients.map(|value| value.to_string()));
-        add("ops-per-second", self.ops_per_second.map(|value| value.to_string()));
-        if self.damage {
-            text.push_str(" --damage");
-        }
-        text
-    }
 }
 
 fn replay(args: &Args, seed: u64) -> bool {
@@ -382,6 +364,6 @@ fn tell(args: &Args, order: &Order, outcome: &Outcome) {
             println!("(with all faults: {})", first.what);
         }
     }
-    let repeated = args.repeated();
-    println!("replay: cargo sim {seed} --only {list}{repeated}   (all faults: cargo sim {seed}{repeated})");
+    let overrides = &order.overrides;
+    println!("replay: cargo sim {seed} --only {list}{overrides}   (all faults: cargo sim {seed}{overrides})");
 }

@@ -23,7 +23,7 @@ use std::collections::{BTreeMap, VecDeque};
 const EVENTS_MAX: usize = 50;
 /// Possible assignments of zero reads at most; beyond it one takes their place that allows what any of them allows. Guessed: a
 /// handful of clients on one block does not come near.
-const STATES_MAX: usize = 512;
+const STATES_MAX: usize = 1024;
 /// A time that never comes.
 const NEVER: u64 = u64::MAX;
 

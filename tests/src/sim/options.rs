@@ -5,10 +5,11 @@ use super::world::{MICROSECOND, MILLISECOND, SECOND};
 use crate::random::Random;
 use loligo_net::transport::memory::LinkProfile;
 use serde::{Deserialize, Serialize};
+use std::fmt;
 use std::time::Duration;
 
 /// What the caller sets instead of the seed.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Overrides {
     /// OSDs.
     pub osds: Option<u32>,
@@ -20,6 +21,25 @@ pub struct Overrides {
     pub ops_per_second: Option<u64>,
     /// Damage beyond what the redundancy repairs.
     pub damage: bool,
+}
+
+/// As `cargo sim` takes them, each with a space before it.
+impl fmt::Display for Overrides {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { osds, clients, shards, ops_per_second, damage } = *self;
+        let numbers = [
+            ("osds", osds.map(u64::from)),
+            ("shards", shards.map(u64::from)),
+            ("clients", clients.map(u64::from)),
+            ("ops-per-second", ops_per_second),
+        ];
+        for (name, value) in numbers {
+            if let Some(value) = value {
+                write!(f, " --{name} {value}")?;
+            }
+        }
+        f.write_str(if damage { " --damage" } else { "" })
+    }
 }
 
 /// A pool.
