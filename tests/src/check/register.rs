@@ -337,15 +337,20 @@ fn forget(state: &mut Vec<Group>, horizon: u64) {
 }
 
 /// A state that whatever can follow any of `states` can follow: nothing right is refused, and zeroes that they tell apart
-/// are told apart no more.
+/// are told apart no more. A group that one of them has forgotten is in nobody's way there, so it is in nobody's way here.
 fn loosest(states: &[Vec<Group>]) -> Vec<Group> {
-    let mut all: BTreeMap<u64, Group> = BTreeMap::new();
+    let mut all: BTreeMap<u64, (Group, usize)> = BTreeMap::new();
     for group in states.iter().flatten() {
-        let loose = all.entry(group.op).or_insert(*group);
+        let (loose, count) = all.entry(group.op).or_insert((*group, 0));
         loose.first_end = loose.first_end.max(group.first_end);
         loose.last_begin = loose.last_begin.min(group.last_begin);
+        *count += 1;
     }
-    all.into_values().collect()
+    let free = |(group, count)| match count == states.len() {
+        true => group,
+        false => Group { last_begin: 0, ..group },
+    };
+    all.into_values().map(free).collect()
 }
 
 /// Whether whatever can follow state `b` can follow state `a` too.
@@ -354,4 +359,27 @@ fn covers(a: &[Group], b: &[Group]) -> bool {
         a.op == b.op && a.bound == b.bound && a.first_end >= b.first_end && a.last_begin <= b.last_begin
     };
     a.len() == b.len() && a.iter().zip(b).all(weaker)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each state explains a read by the only one of two discards that it still has; together they must not block each
+    /// other.
+    #[test]
+    fn what_one_state_has_forgotten_is_in_nobodys_way_in_the_loosest() {
+        let group =
+            |op, first_end, last_begin| Group { op, value: Stamp::Zero, first_end, last_begin, bound: NEVER };
+        let open = group(6, NEVER, 6);
+        let states = [vec![group(1, 5, 7), open], vec![group(2, 4, 7), open]];
+        let union = loosest(&states);
+        for state in &states {
+            for (at, one) in state.iter().enumerate() {
+                let here = union.iter().position(|other| other.op == one.op).unwrap();
+                assert!(join(state, at, 5, 9).is_some(), "{one:?} alone");
+                assert!(join(&union, here, 5, 9).is_some(), "{one:?} among {union:?}");
+            }
+        }
+    }
 }

@@ -237,7 +237,7 @@ impl Story<'_> {
         loop {
             let before = (epoch(&self.cluster), self.cluster.exits);
             self.cluster.run_until(self.cluster.now() + SETTLE)?;
-            if before == (epoch(&self.cluster), self.cluster.exits) || self.cluster.options.damage {
+            if before == (epoch(&self.cluster), self.cluster.exits) {
                 return Ok(());
             }
             if self.cluster.now() > last {
