@@ -537,7 +537,7 @@ impl<O: Copy> Objecter<O> {
             lowest_outstanding: queue.lowest().unwrap_or(op.number),
             snap_seq: op.request.snap_seq,
             guard: op.request.guard,
-            attempt: u8::try_from(op.timing.sends).unwrap_or(u8::MAX),
+            attempt: op.timing.sends.to_le_bytes()[0],
             client_queue_ns: u32::try_from(waited).unwrap_or(u32::MAX),
         };
         assert!(request.lowest_outstanding <= op.number, "an op that is sent is outstanding");

@@ -68,11 +68,19 @@ pub struct OpRequest {
     pub snap_seq: u64,
     /// Condition.
     pub guard: Guard,
-    /// How often this op was sent before, 255 at most: it may have been applied, and the answer goes to where the last
-    /// one came from, in whatever order they arrive.
+    /// How often this op was sent before, modulo 256: the answer goes to where the last one came from, in whatever order
+    /// they arrive; see [`OpRequest::is_before`].
     pub attempt: u8,
     /// Nanoseconds that it waited in the client before it was sent.
     pub client_queue_ns: u32,
+}
+
+impl OpRequest {
+    /// Whether this is an earlier sending of the same op, in serial number arithmetic (RFC 1982): no copy is on its way
+    /// for 128 sendings.
+    pub fn is_before(&self, other: &Self) -> bool {
+        self.attempt.wrapping_sub(other.attempt) > u8::MAX / 2
+    }
 }
 
 /// How an op ended.

@@ -195,8 +195,7 @@ impl Pg {
         match held.chain(in_flight).find(|(request, _)| request.op == op) {
             Some(_) if planted::active(Bug::ReplyToOldConnection) => true,
             Some((request, from)) => {
-                let is_late =
-                    arrival.request.attempt < request.attempt && !planted::active(Bug::ReplyToLateCopy);
+                let is_late = arrival.request.is_before(request) && !planted::active(Bug::ReplyToLateCopy);
                 let superseded = if is_late {
                     Some(arrival.from)
                 } else {
