@@ -190,9 +190,10 @@ impl Pg {
         }
     }
 
-    /// Makes a promise or an activation durable; when the store has no room, it is tried again when it may have.
+    /// Makes a promise or an activation durable; when the store has no room, it is tried again when it may have. In a map
+    /// older than what is promised it does nothing, as primary too: a promise is never taken back.
     fn record<S: PgStore>(&mut self, cx: &mut Context<'_, S>, meta: PgMeta) {
-        if self.member.pending.is_some() {
+        if self.member.pending.is_some() || meta.promised < self.member.promised() {
             return;
         }
         if planted::active(Bug::PromiseNotStored) && meta.activated != meta.promised {

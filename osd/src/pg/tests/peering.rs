@@ -167,6 +167,24 @@ fn a_query_of_an_older_interval_is_no_promise_for_the_newer_one() {
     cluster.assert_members_equal();
 }
 
+/// A mon that was restored from an old copy may say so; nobody goes back, and nothing is served.
+#[test]
+fn an_interval_older_than_the_promise_is_not_recorded() {
+    let mut cluster = Cluster::new(3);
+    cluster.settle();
+    cluster.new_interval();
+    cluster.settle();
+    cluster.view.since = Epoch(1);
+    cluster.publish();
+    for at in 0..600 {
+        turn(&mut cluster, at);
+    }
+    for node in &cluster.nodes {
+        assert_eq!((node.store.now.meta.promised, node.store.in_flight()), (Epoch(2), 0));
+    }
+    assert_eq!(cluster.phase(0), Some(PhaseKind::Querying));
+}
+
 #[test]
 fn messages_without_sense_change_nothing() {
     let mut cluster = Cluster::new(3);
