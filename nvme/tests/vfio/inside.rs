@@ -167,6 +167,9 @@ fn resets_and_deaths() {
     no_faults();
 }
 
+/// How long until a reset that was asked for has begun.
+const RESET_MAX: Duration = Duration::from_secs(10);
+
 /// 32 blocks are always in flight; each block's last value is known.
 fn resets_under_load(controller: &Controller<VfioBus>, resets: u64) {
     let pool = BufferPool::new(64 << 20);
@@ -180,6 +183,12 @@ fn resets_under_load(controller: &Controller<VfioBus>, resets: u64) {
             device.poll(4, &mut done);
         }
         controller.reset(OsClock.now());
+        // All writes may have ended before it begins, and asked for again it would still be the same one.
+        let late = OsClock.now().after(RESET_MAX);
+        while controller.resets() <= round {
+            assert!(OsClock.now() < late, "reset {round} does not begin");
+            device.poll(4, &mut done);
+        }
         finish(&mut device, &mut done);
         done.clear();
         if round % 10 == 0 {
