@@ -194,6 +194,10 @@ proptest! {
         let mut stream = sent.concat();
         let at = at.index(stream.len());
         stream[at] ^= 1 << bit;
+        // A handshake header that says that it is longer is complete only with what good frames follow.
+        let ping = bytes_of(&sample(&pool, Kind::Ping, &mut draw, 0));
+        let follow = wire::HANDSHAKE_HEAD_LEN_MAX.div_ceil(ping.len());
+        stream.extend(ping.repeat(follow));
         let mut reader = trusted(&pool);
         let result = read_all(&mut reader, &stream, &[len], direct);
         prop_assert!(matches!(result, Err(CloseReason::Protocol(_))), "{:?}", result.map(|frames| frames.len()));
