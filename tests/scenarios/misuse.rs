@@ -226,6 +226,7 @@ fn garbage_at_every_port_disturbs_nobody() -> Result<()> {
     let mut random = Random::new(3);
     let mut addresses = vec![cluster.mon_address().to_owned()];
     addresses.extend((0..3).map(|id| cluster.osd_address(id).to_owned()));
+    addresses.push(server.address.clone());
     for address in &addresses {
         for len in [1usize, 64, 4096, 300_000] {
             let mut stream = TcpStream::connect(address)?;
