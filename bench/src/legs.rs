@@ -51,15 +51,17 @@ impl Legs {
     /// Adds one write.
     pub fn add(&mut self, waterfall: &Waterfall) {
         let residence = waterfall.residence;
+        let slowest = residence.slowest().copied().unwrap_or_default();
+        let sending_ns = waterfall.queue_ns.saturating_add(waterfall.encode_ns);
         let times = [
-            waterfall.queue_ns.saturating_add(waterfall.completion_ns),
+            sending_ns.saturating_add(waterfall.completion_ns),
             waterfall.network_ns(),
             residence.primary_ns.into(),
             residence.submit_ns.into(),
             residence.device_ns.into(),
-            residence.replica_ns.into(),
-            residence.replica_residence_ns.into(),
-            residence.replica_device_ns.into(),
+            slowest.leg_ns.into(),
+            slowest.residence_ns.into(),
+            slowest.device_ns.into(),
         ];
         for (leg, ns) in self.legs.iter_mut().zip(times) {
             leg.sum_ns = leg.sum_ns.saturating_add(ns);

@@ -91,8 +91,10 @@ pub struct IoDone {
 pub struct Waterfall {
     /// From `submit` to completion.
     pub total_ns: u64,
-    /// From `submit` until its last object operation was handed to the transport.
+    /// From `submit` until its last object operation's turn to be sent came: credits, connection, order, earlier sendings.
     pub queue_ns: u64,
+    /// From there until it was handed to the transport: header, checksums.
+    pub encode_ns: u64,
     /// From there until the reply's frame arrived: the round trip with the OSDs' time in it.
     pub round_trip_ns: u64,
     /// From the frame's arrival to completion.

@@ -391,6 +391,10 @@ impl Wire for Scripted {
         Ok(())
     }
 
+    fn now(&self) -> Instant {
+        Instant(0)
+    }
+
     fn close(&mut self, connection: ConnectionId) {
         self.connections.remove(&connection);
         self.dialing.retain(|other| *other != connection);

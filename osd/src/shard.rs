@@ -243,6 +243,12 @@ impl<W: World> Shard<W> {
             self.stalled.push(slot);
         }
         self.deliver(slot, now);
+        if let Some(Some(Slot { pg, .. })) = self.slots.get_mut(slot)
+            && pg.has_unsent()
+        {
+            // Read anew: `now` is the same for all that came with this poll.
+            pg.note_sent(self.clock.now().max(now));
+        }
     }
 
     fn step_all(&mut self, now: Instant, event: impl Fn() -> PgEvent, wants: impl Fn(&Slot) -> bool) {
@@ -505,7 +511,8 @@ impl<W: World> Poller for Shard<W> {
         }
         self.net_events = net;
         let mut stored = std::mem::take(&mut self.store_events);
-        let has_moved = self.store.poll(now, &mut stored);
+        // A later time than this poll's: records are submitted in there, and the device's time begins then.
+        let has_moved = self.store.poll(self.clock.now().max(now), &mut stored);
         busy = busy.or(has_moved);
         if !stored.is_empty() {
             let now = self.clock.now();

@@ -5,4 +5,5 @@ mod idle;
 mod kill;
 mod misuse;
 mod outage;
+mod stages;
 mod thin;

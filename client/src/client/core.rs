@@ -275,7 +275,7 @@ impl Core {
         for _ in 0..ROUNDS_MAX {
             let mut moved = self.objecter.poll(now, wire);
             self.note_connection();
-            moved |= self.take_done(now);
+            moved |= self.take_done(now, wire);
             self.take_notices();
             moved |= self.run_tasks(now, unix_seconds);
             while let Some((ticket, result)) = self.objecter.next_answer() {
@@ -305,17 +305,21 @@ impl Core {
         }
     }
 
-    fn take_done(&mut self, now: Instant) -> bool {
+    fn take_done<W: Wire>(&mut self, now: Instant, wire: &W) -> bool {
         let mut any = false;
+        // Read when there is something that it is the end of.
+        let mut end = now;
         while let Some(OpDone { owner, result, timing }) = self.objecter.next_done() {
-            any = true;
+            if !std::mem::replace(&mut any, true) {
+                end = wire.now().max(now);
+            }
             match owner {
                 Owner::Task { task, call } => self.tasks.call_done(task, call, result),
                 Owner::Io { image, request, at } => {
                     let Some(open) = self.images.get_mut(&image) else { continue };
                     open.requests[request].piece_done(at, result, &timing, open.found.header.order);
                     self.send_pieces(now, image, request);
-                    self.finish_if_ended(now, image, request);
+                    self.finish_if_ended(end, image, request);
                 }
             }
         }

@@ -183,7 +183,7 @@ impl<W: World> Client<W> {
     ) -> Result<(), QueueFull<ImageIo>> {
         let now = self.clock.now();
         self.core.submit(now, image, io, ticket)?;
-        self.core.flush(now, &mut MessengerWire(&mut self.messenger));
+        self.core.flush(now, &mut MessengerWire { messenger: &mut self.messenger, clock: &self.clock });
         Ok(())
     }
 
@@ -198,7 +198,7 @@ impl<W: World> Client<W> {
     }
 
     fn take_inbox(&mut self, now: Instant) {
-        let wire = &mut MessengerWire(&mut self.messenger);
+        let wire = &mut MessengerWire { messenger: &mut self.messenger, clock: &self.clock };
         while let Some(event) = self.inbox.pop_front() {
             let event = match event {
                 MessengerEvent::Up { connection, peer, credits, .. } => {
@@ -241,7 +241,11 @@ impl<W: World> Poller for Client<W> {
         let activity = self.messenger.poll(now, &mut self.inbox);
         self.take_inbox(now);
         let unix_seconds = self.clock.unix_seconds();
-        let busy = self.core.poll(now, unix_seconds, &mut MessengerWire(&mut self.messenger));
+        let busy = self.core.poll(
+            now,
+            unix_seconds,
+            &mut MessengerWire { messenger: &mut self.messenger, clock: &self.clock },
+        );
         activity.or(Activity::from_busy(busy))
     }
 
@@ -256,11 +260,18 @@ impl<W: World> Poller for Client<W> {
 }
 
 /// The messenger as the objecter sees it.
-struct MessengerWire<'a, T, E>(&'a mut Messenger<T, E>);
+struct MessengerWire<'a, T, E, C> {
+    messenger: &'a mut Messenger<T, E>,
+    clock: &'a C,
+}
 
-impl<T: Transport, E: Entropy> Wire for MessengerWire<'_, T, E> {
+impl<T: Transport, E: Entropy, C: Clock> Wire for MessengerWire<'_, T, E, C> {
+    fn now(&self) -> Instant {
+        self.clock.now()
+    }
+
     fn connect(&mut self, to: SocketAddr, expected: Role, core: CoreId) -> ConnectionId {
-        self.0.connect(to, expected, core)
+        self.messenger.connect(to, expected, core)
     }
 
     fn send(
@@ -272,7 +283,7 @@ impl<T: Transport, E: Entropy> Wire for MessengerWire<'_, T, E> {
     ) -> Result<(), Refused> {
         let within_block = if data.is_some() { within_block } else { 0 };
         let body = Body { data, within_block, checksums: Checksums::Compute };
-        self.0.send(connection, message, body).map_err(|error| match error {
+        self.messenger.send(connection, message, body).map_err(|error| match error {
             SendError::QueueFull => Refused::Full,
             SendError::Closed => Refused::Closed,
             error @ (SendError::Forbidden | SendError::Invalid(_)) => {
@@ -282,22 +293,22 @@ impl<T: Transport, E: Entropy> Wire for MessengerWire<'_, T, E> {
     }
 
     fn close(&mut self, connection: ConnectionId) {
-        self.0.close(connection);
+        self.messenger.close(connection);
     }
 
     fn set_cluster(&mut self, cluster: ClusterId) {
-        self.0.set_cluster(cluster);
+        self.messenger.set_cluster(cluster);
     }
 
     fn set_epoch(&mut self, epoch: Epoch) {
-        self.0.set_epoch(epoch);
+        self.messenger.set_epoch(epoch);
     }
 
     fn session(&self) -> SessionId {
-        self.0.session()
+        self.messenger.session()
     }
 
     fn forget_session(&mut self) {
-        self.0.set_session(SessionId(0));
+        self.messenger.set_session(SessionId(0));
     }
 }

@@ -216,7 +216,8 @@ impl Request {
         }
         Waterfall {
             total_ns: nanos(now, self.submitted),
-            queue_ns: nanos(self.last.sent, self.submitted),
+            queue_ns: nanos(self.last.turn, self.submitted),
+            encode_ns: nanos(self.last.sent, self.last.turn),
             round_trip_ns: nanos(self.last.arrived, self.last.sent),
             completion_ns: nanos(now, self.last.arrived),
             residence: self.last.residence,

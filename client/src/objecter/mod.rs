@@ -89,6 +89,8 @@ enum Session {
 pub struct Objecter<O> {
     settings: ObjecterSettings,
     now: Instant,
+    /// When an op was last handed to the transport.
+    last_sent: Instant,
     session: Session,
     map: Option<Arc<ClusterMap>>,
     mon: MonLink,
@@ -125,6 +127,7 @@ impl<O: Copy> Objecter<O> {
     pub fn new(settings: ObjecterSettings) -> Self {
         Self {
             now: Instant(0),
+            last_sent: Instant(0),
             session: Session::None,
             map: None,
             mon: MonLink::new(settings.mons.clone()),
@@ -481,7 +484,7 @@ impl<O: Copy> Objecter<O> {
             }
             let Some((link, connection)) = self.link_to(target.osd, core, map, wire) else { return };
             match self.send(session, pg, slot, connection, wire) {
-                Ok(()) => self.mark_sent(pg, slot, link),
+                Ok(()) => self.mark_sent(pg, slot, link, wire.now()),
                 Err(Refused::Full) => return self.links[link].full(self.now),
                 Err(Refused::Closed) => return,
             }
@@ -545,7 +548,7 @@ impl<O: Copy> Objecter<O> {
         wire.send(connection, Message::Op(request), op.request.data.clone(), within_block)
     }
 
-    fn mark_sent(&mut self, pg: PgId, slot: usize, link: usize) {
+    fn mark_sent(&mut self, pg: PgId, slot: usize, link: usize, sent: Instant) {
         let queue = self.pgs.get_mut(&pg).expect("the op was found in this queue");
         let popped = queue.ready.pop_front();
         assert_eq!(popped, Some(slot), "the first op of the queue was sent");
@@ -556,7 +559,10 @@ impl<O: Copy> Objecter<O> {
         self.links[link].take_credit();
         let op = &mut self.ops[slot];
         op.link = Some(link);
-        op.timing.sent = self.now;
+        // One after the other: this one's turn came when the one before was sent.
+        op.timing.turn = self.last_sent.max(self.now);
+        op.timing.sent = sent.max(op.timing.turn);
+        self.last_sent = op.timing.sent;
         op.timing.sends = op.timing.sends.saturating_add(1);
     }
 

@@ -80,7 +80,9 @@ pub struct OpOutcome {
 pub struct OpTiming {
     /// It was given to the objecter.
     pub submitted: Instant,
-    /// It was handed to the transport for the last time.
+    /// Its turn to be sent, for the last time, came.
+    pub turn: Instant,
+    /// It was handed to the transport.
     pub sent: Instant,
     /// The reply's frame arrived.
     pub arrived: Instant,

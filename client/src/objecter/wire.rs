@@ -33,6 +33,9 @@ pub trait Wire {
         within_block: u32,
     ) -> Result<(), Refused>;
 
+    /// Now: later than the time of the poll in which it is asked.
+    fn now(&self) -> Instant;
+
     /// Closes a connection. Whether its end is told afterwards does not matter.
     fn close(&mut self, connection: ConnectionId);
 

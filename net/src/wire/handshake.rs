@@ -8,7 +8,7 @@ use loligo_config::id::{ClusterId, CoreId, Epoch, Incarnation, OsdId, SessionId}
 use loligo_config::map::AuthMode;
 
 /// The version of the wire protocol that this program speaks, and the oldest it accepts.
-pub const PROTOCOL_VERSION: u16 = 1;
+pub const PROTOCOL_VERSION: u16 = 2;
 
 /// Optional features, one bit each. The connection uses those that both sides have; an unknown bit in
 /// `features_required` refuses it.

@@ -1,6 +1,6 @@
 //! Client operations (DESIGN section 3).
 
-use loligo_config::id::{CoreId, ObjectId, ObjectVersion, OpId, PgId};
+use loligo_config::id::{CoreId, ObjectId, ObjectVersion, OpId, OsdId, PgId};
 
 /// What an op does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,21 +129,80 @@ pub enum OpStatus {
     StaleSnap = 12,
 }
 
-/// Where the time of one op went, in nanoseconds; each leg measured by one clock.
+/// Replicas whose legs a reply carries: those of a pool of five copies. Of a larger one the slowest are kept.
+pub const REPLICA_LEGS_MAX: usize = 4;
+
+/// One replica's part of a write, in nanoseconds. All zero: no replica.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReplicaLeg {
+    /// Which OSD.
+    pub osd: OsdId,
+    /// From the end of the primary's submit stage to the ack's arrival, by the primary's clock.
+    pub leg_ns: u32,
+    /// Of that: from the frame's arrival at the replica to the ack's departure, by the replica's clock.
+    pub residence_ns: u32,
+    /// Of that: its device write.
+    pub device_ns: u32,
+}
+
+/// Where the time of one op went, in nanoseconds; each leg measured by one clock (`docs/stages.md`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Residence {
     /// Primary: from the frame's arrival to the reply's departure.
     pub primary_ns: u32,
-    /// Primary: from arrival to submission of its own write and the sends.
+    /// Primary: from arrival until its own write was with the store and the copies with the transport.
     pub submit_ns: u32,
-    /// Primary: its own device operation.
+    /// Primary: from there until its own copy was durable; of a read, until the data was there.
+    pub own_ns: u32,
+    /// Of that: the device operation.
     pub device_ns: u32,
-    /// The slowest replica's round trip as the primary sees it.
-    pub replica_ns: u32,
-    /// That replica's own residence time.
-    pub replica_residence_ns: u32,
-    /// That replica's device write.
-    pub replica_device_ns: u32,
+    /// The replicas, in the order of the acting set.
+    pub replicas: [ReplicaLeg; REPLICA_LEGS_MAX],
+}
+
+impl Residence {
+    /// Nothing measured.
+    pub const NONE: Self = Self {
+        primary_ns: 0,
+        submit_ns: 0,
+        own_ns: 0,
+        device_ns: 0,
+        replicas: [ReplicaLeg { osd: OsdId(0), leg_ns: 0, residence_ns: 0, device_ns: 0 }; REPLICA_LEGS_MAX],
+    };
+
+    /// The replicas that acknowledged.
+    pub fn legs(&self) -> impl Iterator<Item = &ReplicaLeg> {
+        self.replicas.iter().filter(|leg| leg.leg_ns > 0)
+    }
+
+    /// The replica that took longest.
+    pub fn slowest(&self) -> Option<&ReplicaLeg> {
+        self.legs().max_by_key(|leg| leg.leg_ns)
+    }
+
+    /// From the end of the submit stage until the last copy was durable.
+    pub fn copies_ns(&self) -> u32 {
+        self.slowest().map_or(0, |leg| leg.leg_ns).max(self.own_ns)
+    }
+
+    /// From then to the reply's departure: earlier writes of the PG that have to be answered first, and the reply.
+    pub fn reply_ns(&self) -> u32 {
+        self.primary_ns.saturating_sub(self.submit_ns).saturating_sub(self.copies_ns())
+    }
+
+    /// Notes a replica's leg; when there is no place for it, the slowest stay.
+    pub fn note_replica(&mut self, leg: ReplicaLeg) {
+        let leg = ReplicaLeg { leg_ns: leg.leg_ns.max(1), ..leg };
+        let known = self.replicas.iter_mut().position(|other| other.leg_ns > 0 && other.osd == leg.osd);
+        let place = known.or_else(|| self.replicas.iter().position(|other| other.leg_ns == 0));
+        if let Some(place) = place {
+            self.replicas[place] = leg;
+        } else if let Some(fastest) = self.replicas.iter_mut().min_by_key(|other| other.leg_ns)
+            && fastest.leg_ns < leg.leg_ns
+        {
+            *fastest = leg;
+        }
+    }
 }
 
 /// Primary → client. For `Read`, `Extents`, `List` and `Watchers` the data follows.
@@ -185,4 +244,32 @@ pub struct Notify {
     pub object: ObjectId,
     /// Its new version.
     pub version: ObjectVersion,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_slowest_replicas_keep_their_place() {
+        let mut residence = Residence { primary_ns: 100, submit_ns: 10, own_ns: 50, ..Residence::NONE };
+        assert_eq!((residence.copies_ns(), residence.reply_ns()), (50, 40));
+        for osd in 1..=6 {
+            residence.note_replica(ReplicaLeg { osd: OsdId(osd), leg_ns: osd * 10, ..ReplicaLeg::default() });
+        }
+        let mut osds: Vec<u32> = residence.legs().map(|leg| leg.osd.0).collect();
+        osds.sort_unstable();
+        assert_eq!(osds, [3, 4, 5, 6]);
+        assert_eq!(residence.slowest().unwrap().osd, OsdId(6));
+        assert_eq!((residence.copies_ns(), residence.reply_ns()), (60, 30));
+    }
+
+    #[test]
+    fn a_replica_that_acks_twice_has_one_leg() {
+        let mut residence = Residence::NONE;
+        for leg_ns in [0, 7] {
+            residence.note_replica(ReplicaLeg { osd: OsdId(1), leg_ns, ..ReplicaLeg::default() });
+        }
+        assert_eq!(residence.legs().map(|leg| leg.leg_ns).collect::<Vec<_>>(), [7]);
+    }
 }

@@ -2,7 +2,7 @@
 
 use super::handshake::{Hello, Identity, Ping, Refuse, RefuseReason, Role, Welcome};
 use super::mon::{Boot, BootReply, BootStatus, Command, CommandReply, Failure, Map, Report, Subscribe};
-use super::op::{Guard, Notify, OpKind, OpReply, OpRequest, OpStatus, Residence};
+use super::op::{Guard, Notify, OpKind, OpReply, OpRequest, OpStatus, ReplicaLeg, Residence};
 use super::peering::{
     PeerActivate, PeerFetch, PeerInfo, PeerPush, PeerPushAck, PeerPushDone, PeerQuery, PushKind,
 };
@@ -206,10 +206,14 @@ impl Draw {
             residence: Residence {
                 primary_ns: self.u32(),
                 submit_ns: self.u32(),
+                own_ns: self.u32(),
                 device_ns: self.u32(),
-                replica_ns: self.u32(),
-                replica_residence_ns: self.u32(),
-                replica_device_ns: self.u32(),
+                replicas: std::array::from_fn(|_| ReplicaLeg {
+                    osd: OsdId(self.u32()),
+                    leg_ns: self.u32(),
+                    residence_ns: self.u32(),
+                    device_ns: self.u32(),
+                }),
             },
         };
         let within_block = if self.flag() { reply.offset % 4096 } else { 0 };

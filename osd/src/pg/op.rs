@@ -57,6 +57,8 @@ pub struct Op {
     pub range: BlockRange,
     /// Tells its reads from those of an earlier op in the same place of the table.
     pub generation: u32,
+    /// When its read was begun.
+    pub started: Instant,
     /// What it waits for.
     pub state: OpState,
 }
@@ -485,14 +487,7 @@ impl OpEnd {
         status: OpStatus::Done,
         version: ObjectVersion::NONE,
         copies: 0,
-        residence: Residence {
-            primary_ns: 0,
-            submit_ns: 0,
-            device_ns: 0,
-            replica_ns: 0,
-            replica_residence_ns: 0,
-            replica_device_ns: 0,
-        },
+        residence: Residence::NONE,
         payload: None,
     };
 }

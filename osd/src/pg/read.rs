@@ -2,6 +2,7 @@
 
 use super::blocks::{self, Span};
 use super::op::{OpEnd, OpState};
+use super::replication::nanos;
 use super::{Actions, BlockRange, Context, Payload, Pg, PgStore, ticket};
 use crate::store::api::{ReadData, ReadError};
 use loligo_net::wire::op::{OpKind, OpStatus, Residence};
@@ -24,7 +25,10 @@ impl Pg {
         let range = BlockRange { object: op.request.object, block: span.first_block(), count: span.blocks() };
         let ticket = self.read_ticket(index, op.generation, false);
         match cx.store.read(range, self.id, ticket) {
-            Ok(()) => self.ops.ops[index].state = OpState::Reading,
+            Ok(()) => {
+                let op = &mut self.ops.ops[index];
+                (op.state, op.started) = (OpState::Reading, cx.now);
+            }
             Err(_) => self.stall(index),
         }
     }
@@ -113,7 +117,12 @@ impl Pg {
         self.counters.bytes_read += u64::from(span.len);
         let op = self.ops.take(index);
         let payload = Some(Payload { data, checksums: Some(checksums) });
-        let residence = Residence { device_ns, ..Residence::default() };
+        let residence = Residence {
+            submit_ns: nanos(op.started.since(op.arrived)),
+            own_ns: nanos(cx.now.since(op.started)),
+            device_ns,
+            ..Residence::NONE
+        };
         self.reply(&request, op.from, op.arrived, OpEnd { version, residence, payload, ..OpEnd::DONE }, out);
     }
 

@@ -10,7 +10,7 @@ use loligo_config::id::{Epoch, ObjectKind, ObjectVersion, OsdId};
 use loligo_config::limits::{PG_WRITES_IN_FLIGHT_MAX, POOL_SIZE_MAX};
 use loligo_config::units::BLOCK_SIZE;
 use loligo_net::wire::Message;
-use loligo_net::wire::op::{OpKind, OpRequest, OpStatus, Residence};
+use loligo_net::wire::op::{OpKind, OpRequest, OpStatus, ReplicaLeg, Residence};
 use loligo_net::wire::peering::PeerQuery;
 use loligo_net::wire::replica::{RepAck, RepStatus, RepWrite};
 use loligo_reactor::env::Instant;
@@ -61,7 +61,10 @@ pub struct InFlight {
     pub from: Option<Requester>,
     /// When it arrived.
     pub arrived: Instant,
+    /// The end of the submit stage, see [`Pg::note_sent`].
     submitted: Instant,
+    /// When it was last sent to a replica.
+    sent: Instant,
     /// Members on which it is not durable yet, a bit each.
     missing: u8,
     residence: Residence,
@@ -91,6 +94,8 @@ pub struct Replication {
     blocks_in_flight: u64,
     resend_at: ArrayVec<Option<Instant>, { POOL_SIZE_MAX as usize }>,
     shortage: Shortage,
+    /// Of the newest writes in flight, those whose submit stage has not ended.
+    unsent: usize,
 }
 
 impl Replication {
@@ -263,7 +268,7 @@ impl Pg {
             out.push_back(PgAction::Send { to: *to, message, payload });
         }
         let op = self.ops.take(index);
-        let submit_ns = nanos(cx.now.since(op.arrived));
+        self.replication.unsent += 1;
         self.replication.last = version;
         self.replication.blocks_in_flight += if data_blocks > 0 { data_blocks + WRITE_OVERHEAD } else { 0 };
         self.replication.in_flight.push_back(InFlight {
@@ -273,9 +278,25 @@ impl Pg {
             from: op.from,
             arrived: op.arrived,
             submitted: cx.now,
+            sent: cx.now,
             missing: mask_of(members),
-            residence: Residence { submit_ns, ..Residence::default() },
+            residence: Residence::NONE,
         });
+    }
+
+    /// Whether a step has begun writes whose copies are still to be handed to the transport.
+    pub fn has_unsent(&self) -> bool {
+        self.replication.unsent > 0
+    }
+
+    /// Everything that the last step asked for is on its way: here the submit stage of its writes ends. The time must be
+    /// read after that; the time of the step is the one at which its event came in.
+    pub fn note_sent(&mut self, now: Instant) {
+        let unsent = std::mem::take(&mut self.replication.unsent);
+        for write in self.replication.in_flight.iter_mut().rev().take(unsent) {
+            write.submitted = now;
+            write.residence.submit_ns = nanos(now.since(write.arrived));
+        }
     }
 
     fn rep_write(
@@ -320,6 +341,7 @@ impl Pg {
         let write = usize::try_from(index).ok().and_then(|index| self.replication.in_flight.get_mut(index));
         let Some(write) = write else { return };
         write.missing &= !1;
+        write.residence.own_ns = nanos(cx.now.since(write.submitted));
         write.residence.device_ns = device_ns;
         self.retire_writes(cx, out);
     }
@@ -343,12 +365,14 @@ impl Pg {
         match status {
             RepStatus::Durable => {
                 let Some(write) = self.replication.by_version(ack.version) else { return };
-                write.missing &= !(1 << index);
-                let replica_ns = nanos(cx.now.since(write.submitted));
-                if replica_ns >= write.residence.replica_ns {
-                    write.residence.replica_ns = replica_ns;
-                    write.residence.replica_residence_ns = ack.residence_ns;
-                    write.residence.replica_device_ns = ack.device_ns;
+                if write.missing & (1 << index) != 0 {
+                    write.missing &= !(1 << index);
+                    write.residence.note_replica(ReplicaLeg {
+                        osd: from,
+                        leg_ns: nanos(cx.now.since(write.submitted)),
+                        residence_ns: ack.residence_ns,
+                        device_ns: ack.device_ns,
+                    });
                 }
                 self.retire_writes(cx, out);
             }
@@ -399,7 +423,7 @@ impl Pg {
             if write.missing & (1 << index) == 0 {
                 continue;
             }
-            write.submitted = now;
+            write.sent = now;
             self.counters.resent += 1;
             let (message, payload) = (Message::RepWrite(write.message), write.payload.clone());
             out.push_back(PgAction::Send { to, message, payload });
@@ -413,7 +437,7 @@ impl Pg {
         for index in 1..self.acting().len() {
             let is_due = self.replication.resend_at[index].is_some_and(|at| at <= now);
             let is_late = self.replication.in_flight.front().is_some_and(|write| {
-                write.missing & (1 << index) != 0 && now.since(write.submitted) >= RESEND_LATE
+                write.missing & (1 << index) != 0 && now.since(write.sent) >= RESEND_LATE
             });
             if is_due || is_late {
                 self.resend_writes(now, index, out);

@@ -86,6 +86,7 @@ impl OpTable {
             payload,
             from: Some(from),
             arrived,
+            started: arrived,
             range,
             generation: self.generation,
             state: OpState::Waiting,

@@ -63,6 +63,8 @@ impl<W: World> Shard<W> {
     pub(super) fn step_op(&mut self, slot: usize, now: Instant, op: Arrival) {
         let Arrival { request, epoch, payload, from, arrived } = op;
         let payload = payload.filter(|_| brings_data(request.kind));
+        // A read's submit stage ends with this step, so that it needs the time of the step itself.
+        let now = if request.kind == OpKind::Read { self.clock.now().max(now) } else { now };
         self.step(slot, now, PgEvent::Op { request, epoch, payload, from, arrived });
     }
 

@@ -271,7 +271,7 @@ fn the_connecting_side_checks_the_answer_too() {
     };
     let refused = |reason| Err(DownReason::Refused(reason));
     assert_eq!(with(|_| {}), Ok(identity(osd(3))));
-    assert_eq!(with(|w| w.version = 2), refused(RefuseReason::Version));
+    assert_eq!(with(|w| w.version = PROTOCOL_VERSION + 1), refused(RefuseReason::Version));
     assert_eq!(with(|w| w.version = 0), refused(RefuseReason::Version));
     assert_eq!(with(|w| w.features = 0b101), refused(RefuseReason::Feature));
     assert_eq!(with(|w| w.features = 0), refused(RefuseReason::Feature));

@@ -52,7 +52,7 @@ fn a_write_lies_in_the_header_as_documented() {
     assert_eq!(head.len(), 256);
     assert_eq!(&head[..4], b"LOLI");
     assert_eq!(head[4..8], crc32c(&head[8..]).to_le_bytes());
-    assert_eq!(head[8..16], [4, 0, 16, 0, 1, 0, 0, 0], "four units, kind 16, version 1, no flags");
+    assert_eq!(head[8..16], [4, 0, 16, 0, 2, 0, 0, 0], "four units, kind 16, version 2, no flags");
     assert_eq!(head[16..28], [4, 3, 2, 1, 4, 16, 0, 0, 0xFE, 0x0F, 0, 0], "epoch, data length, within block");
     assert_eq!(head[28..64], [&[0; 4][..], &[0x22, 0x11], &[0; 30]].concat(), "sequence");
     assert_eq!(head[64..72], [2, 0, 0, 0, 31, 0, 0, 0], "PG");
@@ -193,7 +193,7 @@ fn sealed_lies_are_refused() {
     assert_eq!(refusal(8, &[3, 0]), DecodeError::Length, "header length");
     assert_eq!(refusal(8, &[0xFF, 0xFF]), DecodeError::Length, "header length");
     assert_eq!(refusal(10, &[200, 0]), DecodeError::Kind);
-    assert_eq!(refusal(12, &[2, 0]), DecodeError::Version);
+    assert_eq!(refusal(12, &[1, 0]), DecodeError::Version);
     assert_eq!(refusal(14, &[1, 0]), DecodeError::Reserved, "flags");
     assert_eq!(refusal(20, &[0, 16, 0x10, 0]), DecodeError::Length, "data longer than an op may have");
     assert_eq!(refusal(24, &[1]), DecodeError::Length, "within block: another number of pieces than data");

@@ -2,8 +2,10 @@
 
 use super::{ObjectLayout, OpIdLayout, PgLayout, VersionLayout, layout, zeroed};
 use crate::wire::codec::DecodeError;
-use crate::wire::op::{Guard, Notify, OpKind, OpReply, OpRequest, OpStatus, Residence};
-use loligo_config::id::CoreId;
+use crate::wire::op::{
+    Guard, Notify, OpKind, OpReply, OpRequest, OpStatus, REPLICA_LEGS_MAX, ReplicaLeg, Residence,
+};
+use loligo_config::id::{CoreId, OsdId};
 use std::mem::{offset_of, size_of};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -119,6 +121,33 @@ fn op_status(number: u16) -> Result<OpStatus, DecodeError> {
 }
 
 layout! {
+    /// One replica's leg in an `OpReply`.
+    ReplicaLegLayout(16) { osd: U32, leg_ns: U32, residence_ns: U32, device_ns: U32, }
+}
+
+impl From<ReplicaLeg> for ReplicaLegLayout {
+    fn from(leg: ReplicaLeg) -> Self {
+        Self {
+            osd: leg.osd.0.into(),
+            leg_ns: leg.leg_ns.into(),
+            residence_ns: leg.residence_ns.into(),
+            device_ns: leg.device_ns.into(),
+        }
+    }
+}
+
+impl From<ReplicaLegLayout> for ReplicaLeg {
+    fn from(leg: ReplicaLegLayout) -> Self {
+        Self {
+            osd: OsdId(leg.osd.get()),
+            leg_ns: leg.leg_ns.get(),
+            residence_ns: leg.residence_ns.get(),
+            device_ns: leg.device_ns.get(),
+        }
+    }
+}
+
+layout! {
     /// `OpReply`.
     OpReplyLayout(128) {
         op: OpIdLayout,
@@ -131,15 +160,14 @@ layout! {
         len: U32,
         primary_ns: U32,
         submit_ns: U32,
+        own_ns: U32,
         device_ns: U32,
-        replica_ns: U32,
-        replica_residence_ns: U32,
-        replica_device_ns: U32,
-        reserved: [u8; 56],
+        replicas: [ReplicaLegLayout; REPLICA_LEGS_MAX],
     }
 }
 const _: () = assert!(offset_of!(OpReplyLayout, version) == 24);
 const _: () = assert!(offset_of!(OpReplyLayout, primary_ns) == 48);
+const _: () = assert!(offset_of!(OpReplyLayout, replicas) == 64);
 
 impl From<&OpReply> for OpReplyLayout {
     fn from(reply: &OpReply) -> Self {
@@ -153,10 +181,9 @@ impl From<&OpReply> for OpReplyLayout {
             len: reply.len.into(),
             primary_ns: reply.residence.primary_ns.into(),
             submit_ns: reply.residence.submit_ns.into(),
+            own_ns: reply.residence.own_ns.into(),
             device_ns: reply.residence.device_ns.into(),
-            replica_ns: reply.residence.replica_ns.into(),
-            replica_residence_ns: reply.residence.replica_residence_ns.into(),
-            replica_device_ns: reply.residence.replica_device_ns.into(),
+            replicas: reply.residence.replicas.map(Into::into),
             ..zeroed()
         }
     }
@@ -177,10 +204,9 @@ impl TryFrom<&OpReplyLayout> for OpReply {
             residence: Residence {
                 primary_ns: reply.primary_ns.get(),
                 submit_ns: reply.submit_ns.get(),
+                own_ns: reply.own_ns.get(),
                 device_ns: reply.device_ns.get(),
-                replica_ns: reply.replica_ns.get(),
-                replica_residence_ns: reply.replica_residence_ns.get(),
-                replica_device_ns: reply.replica_device_ns.get(),
+                replicas: reply.replicas.map(Into::into),
             },
         })
     }

@@ -38,6 +38,9 @@ pub struct Cluster {
     pub pool: BufferPool,
 }
 
+/// What it takes to hand a step's copies to the transport.
+pub const SENDING: Duration = Duration::from_nanos(300);
+
 pub const PG: PgId = PgId { pool: loligo_config::id::PoolId(1), index: 0 };
 
 pub fn object(index: u64) -> ObjectId {
@@ -89,6 +92,8 @@ impl Cluster {
         let mut out = Actions::new();
         let mut cx = Context { now: self.now, store, pool: &self.pool, fenced: &self.fenced };
         pg.step(&mut cx, event, &mut out);
+        // As a shard does, which reads its clock again for it.
+        pg.note_sent(self.now.after(SENDING));
         for action in out {
             match action {
                 PgAction::Send { to, message, payload } => {

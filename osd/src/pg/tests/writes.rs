@@ -11,6 +11,7 @@ use loligo_net::wire::list::{LIST_ENTRIES_MAX, read_list, read_sessions};
 use loligo_net::wire::op::{Guard, OpKind, OpRequest, OpStatus};
 use loligo_net::wire::replica::RepStatus;
 use loligo_reactor::env::{ConnectionId, DiskError};
+use std::time::Duration;
 
 pub fn active() -> Cluster {
     let mut cluster = Cluster::new(3);
@@ -40,7 +41,37 @@ fn a_write_is_acked_when_every_copy_is_durable() {
     assert!(is_done(&reply));
     assert_eq!(reply.copies, 3);
     assert_eq!(reply.version.sequence, 1);
-    assert_eq!(reply.residence.replica_device_ns, 1000);
+    let legs: Vec<_> = reply.residence.legs().map(|leg| (leg.osd.0, leg.device_ns)).collect();
+    assert_eq!(legs, [(1, 1000), (2, 1000)], "each replica's leg");
+}
+
+#[test]
+fn the_stages_of_a_write_add_up() {
+    let mut cluster = active();
+    let begin = cluster.now;
+    let at = |nanos: u64| begin.after(Duration::from_nanos(nanos));
+    cluster.submit(0, write(1, 1, object(0), 0, BLOCK), Some(&[7; 4096]));
+    cluster.deliver(0, 1);
+    cluster.now = at(10_000);
+    cluster.commit(0);
+    cluster.now = at(20_000);
+    cluster.commit(1);
+    cluster.now = at(25_000);
+    cluster.deliver(1, 0);
+    // The other one's connection breaks: its leg goes on from the first sending.
+    cluster.disconnect(0, 2);
+    cluster.now = at(40_000);
+    cluster.connect(0, 2);
+    cluster.deliver(0, 2);
+    cluster.now = at(90_000);
+    cluster.commit(2);
+    while cluster.deliver(2, 0) {}
+    let (_, reply, _) = cluster.replies.pop_front().unwrap();
+    let residence = reply.residence;
+    assert_eq!((residence.submit_ns, residence.own_ns), (300, 9_700));
+    let legs: Vec<_> = residence.legs().map(|leg| (leg.osd.0, leg.leg_ns, leg.residence_ns)).collect();
+    assert_eq!(legs, [(1, 24_700, 20_000), (2, 89_700, 50_000)]);
+    assert_eq!(residence.submit_ns + residence.copies_ns(), 90_000);
 }
 
 #[test]
