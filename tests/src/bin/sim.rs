@@ -1,9 +1,9 @@
 //! `cargo sim`: seeds of the simulated cluster, fresh ones for a time or one to be looked at.
 #![allow(clippy::disallowed_methods, reason = "people wait for it in real time")]
 
-use anyhow::Result;
 #[cfg(feature = "planted")]
-use anyhow::{Context, ensure};
+use anyhow::Context;
+use anyhow::Result;
 use clap::Parser;
 use loligo_reactor::env::Entropy;
 use loligo_reactor::os::OsEntropy;
@@ -98,7 +98,7 @@ fn main() -> Result<()> {
 #[cfg(feature = "planted")]
 fn mutants(args: &Args) -> Result<()> {
     use loligo_reactor::planted::Bug;
-    use loligo_tests::sim::mutants::{Effort, SEEDS, hunt_all, print_list};
+    use loligo_tests::sim::mutants::{Effort, SEEDS, hunt_all, print_list, print_table};
     let named = |name: &str| Bug::by_name(name).with_context(|| format!("no bug is {name}: --mutant list"));
     let bugs = match args.mutant.as_deref() {
         Some("list") => {
@@ -111,17 +111,17 @@ fn mutants(args: &Args) -> Result<()> {
     catch_panics();
     let jobs = args.jobs.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     let effort = Effort { from: args.from.unwrap_or(1), seeds: args.seeds.unwrap_or(SEEDS), jobs };
-    let survivors = hunt_all(&bugs, &effort);
-    println!("{} bugs planted, {} survive", bugs.len(), survivors.len());
-    ensure!(survivors.is_empty(), "no check notices {survivors:?}");
-    Ok(())
+    let fates = hunt_all(&bugs, &effort)?;
+    print_table(&fates);
+    std::process::exit(i32::from(fates.iter().any(|fate| fate.killed_by.is_none())));
 }
 
 /// The bugs are in another build: it is made, and does the work.
 #[cfg(not(feature = "planted"))]
 fn mutants(_: &Args) -> Result<()> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let arguments = "run --quiet --profile testing --package loligo-tests --features planted --bin sim --";
+    let arguments =
+        "run --quiet --locked --profile testing --package loligo-tests --features planted --bin sim --";
     let own = std::env::args_os().skip(1);
     let status = std::process::Command::new(cargo).args(arguments.split(' ')).args(own).status()?;
     std::process::exit(status.code().unwrap_or(1));

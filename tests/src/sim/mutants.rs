@@ -1,22 +1,27 @@
 //! The mutation gate: every planted bug is run until a check notices it.
 //!
 //! A failure counts only when the same seed passes without the bug. What the simulated cluster does not show, since it
-//! takes damage below a durable mark or a peer that breaks the protocol, the unit tests of the packages are run for,
-//! with the bug in their environment.
+//! takes damage below a durable mark or a peer that breaks the protocol, has a unit test that does: see `suites`.
+#![allow(clippy::disallowed_methods, reason = "people wait for it in real time")]
+
+mod suites;
 
 use super::options::Overrides;
 use super::run::{Order, run};
-use loligo_reactor::planted::{Bug, VARIABLE, choose};
-use std::process::Command;
+use anyhow::Result;
+use loligo_reactor::planted::{Bug, choose};
+use std::fmt::Write;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+use suites::{Suites, test_of};
 
 /// Seeds for one bug, when it is not said how many.
 pub const SEEDS: u64 = 60;
 /// Characters of a failure that the table has room for.
 const WHAT_MAX: usize = 96;
-/// Packages whose unit tests see bugs.
-const SUITES: [&str; 4] = ["loligo-osd", "loligo-net", "loligo-client", "loligo-mon"];
+/// Columns of the longest name.
+const NAME_WIDTH: usize = 28;
 
 /// How hard to try.
 #[derive(Clone, Copy, Debug)]
@@ -34,14 +39,33 @@ pub struct Effort {
 pub struct Fate {
     /// Which.
     pub bug: Bug,
-    /// The check that noticed it; `None`: it survives.
+    /// The check or the test that noticed it; `None`: it survives.
     pub killed_by: Option<String>,
-    /// Seeds run with it.
+    /// Seeds run with it; none when a test is there for it.
     pub seeds: u64,
-    /// Simulated time with it, in nanoseconds.
-    pub time: u64,
-    /// Seeds on which the program failed without any bug.
-    pub unclear: Vec<u64>,
+    /// Real time that it took.
+    pub took: Duration,
+    /// What must be looked at besides: failures without any bug.
+    pub notes: Vec<String>,
+}
+
+impl Fate {
+    fn new(bug: Bug) -> Self {
+        Self { bug, killed_by: None, seeds: 0, took: Duration::ZERO, notes: Vec::new() }
+    }
+
+    /// A line of the table, with a line for each note.
+    fn row(&self) -> String {
+        let what = self.killed_by.as_deref().unwrap_or("NOTHING").lines().next().unwrap_or_default();
+        let what: String = what.chars().take(WHAT_MAX).collect();
+        let seeds = if self.seeds > 0 { self.seeds.to_string() } else { "-".into() };
+        let name = format!("{:?}", self.bug);
+        let mut row = format!("{name:<NAME_WIDTH$} {seeds:>5} {:>7.1}  {what}", self.took.as_secs_f64());
+        for note in &self.notes {
+            let _ = write!(row, "\n{:<NAME_WIDTH$} {note}", "");
+        }
+        row
+    }
 }
 
 /// Every fourth seed has damage beyond what the redundancy repairs: there errors are allowed, and wrong data is not. Every
@@ -54,16 +78,15 @@ fn order(seed: u64) -> Order {
 
 /// Runs seeds with the bug until a check notices it.
 pub fn hunt(bug: Bug, from: u64, seeds: u64) -> Fate {
-    let mut fate = Fate { bug, killed_by: None, seeds: 0, time: 0, unclear: Vec::new() };
+    let mut fate = Fate::new(bug);
     for seed in from..from + seeds {
         choose(Some(bug));
         let outcome = run(&order(seed));
         choose(None);
         fate.seeds += 1;
-        fate.time += outcome.stats.time.max(outcome.at);
         let Some(failure) = outcome.failure else { continue };
         if run(&order(seed)).failure.is_some() {
-            fate.unclear.push(seed);
+            fate.notes.push(format!("seed {seed} fails without it too"));
             continue;
         }
         fate.killed_by = Some(format!("seed {seed}: {}", failure.what));
@@ -72,55 +95,50 @@ pub fn hunt(bug: Bug, from: u64, seeds: u64) -> Fate {
     fate
 }
 
-/// Hunts several bugs at once and prints what becomes of each. Returns those that survive.
-pub fn hunt_all(bugs: &[Bug], effort: &Effort) -> Vec<Bug> {
-    println!("{:<28} {:>5} {:>9}  killed by", "bug", "seeds", "simulated");
+/// Hunts several bugs at once: by its unit test where it has one, else on seeds. Tells of each on standard error as soon
+/// as it is known, and returns all fates in the order of the bugs.
+///
+/// # Errors
+/// When the unit tests cannot be built.
+pub fn hunt_all(bugs: &[Bug], effort: &Effort) -> Result<Vec<Fate>> {
+    let suites = Suites::build(bugs)?;
     let next = AtomicUsize::new(0);
-    let survivors = Mutex::new(Vec::new());
+    let fates = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
         for _ in 0..effort.jobs.max(1) {
             scope.spawn(|| {
                 while let Some(bug) = bugs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let mut fate = hunt(*bug, effort.from, effort.seeds);
-                    fate.killed_by = fate.killed_by.or_else(|| suite(*bug));
-                    if fate.killed_by.is_none() {
-                        survivors.lock().expect("no panic while it was held").push(*bug);
-                    }
-                    print(&fate);
+                    let begin = Instant::now();
+                    let mut fate = match test_of(*bug) {
+                        Some(test) => suites.hunt(*bug, &test),
+                        None => hunt(*bug, effort.from, effort.seeds),
+                    };
+                    fate.took = begin.elapsed();
+                    let mut fates = fates.lock().expect("no panic while it was held");
+                    fates.push(fate.clone());
+                    eprintln!("{:>2}/{} {}", fates.len(), bugs.len(), fate.row());
                 }
             });
         }
     });
-    survivors.into_inner().expect("no panic while it was held")
+    let mut fates = fates.into_inner().expect("no panic while it was held");
+    fates.sort_by_key(|fate| bugs.iter().position(|bug| *bug == fate.bug));
+    Ok(fates)
+}
+
+/// The table, and a last line with the sum.
+pub fn print_table(fates: &[Fate]) {
+    println!("{:<NAME_WIDTH$} {:>5} {:>7}  killed by", "bug", "seeds", "seconds");
+    for fate in fates {
+        println!("{}", fate.row());
+    }
+    let killed = fates.iter().filter(|fate| fate.killed_by.is_some()).count();
+    println!("{killed} of {} bugs killed", fates.len());
 }
 
 /// Names and descriptions.
 pub fn print_list() {
     for bug in Bug::ALL {
-        println!("{:<28} {}", format!("{bug:?}"), bug.description());
+        println!("{:<NAME_WIDTH$} {}", format!("{bug:?}"), bug.description());
     }
-}
-
-fn print(fate: &Fate) {
-    let Fate { bug, killed_by, seeds, time, unclear } = fate;
-    let what = killed_by.as_deref().unwrap_or("NOTHING").lines().next().unwrap_or_default();
-    let what: String = what.chars().take(WHAT_MAX).collect();
-    println!("{:<28} {seeds:>5} {:>7.0} s  {what}", format!("{bug:?}"), *time as f64 / 1e9);
-    if !unclear.is_empty() {
-        println!("{:<28} without it too: seeds {unclear:?}", "");
-    }
-}
-
-/// Runs the unit tests of the packages with the bug: the first test that fails.
-fn suite(bug: Bug) -> Option<String> {
-    SUITES.iter().find_map(|package| {
-        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let arguments = "test --quiet --profile testing --lib --features planted --package";
-        let mut command = Command::new(cargo);
-        command.args(arguments.split(' ')).arg(package).env(VARIABLE, format!("{bug:?}"));
-        let output = command.output().expect("cargo can be run");
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        let failed = text.lines().find_map(|line| line.strip_prefix("---- ")?.strip_suffix(" stdout ----"));
-        failed.map(|test| format!("unit test of {package}: {test}"))
-    })
 }
